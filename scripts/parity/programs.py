@@ -1,10 +1,11 @@
 """Networks that torch.export wrote, run by Baton and by eager PyTorch: outputs in evaluation and training mode, the
 loss, every parameter's gradient, BatchNorm's statistics after one step.
 
-The same operators run on the same memory layout, so every result must be equal, bit by bit. Dropout and stochastic depth
-are off here: their masks come from Baton's own seeds, and tests of crates/trainer compare them between ranks.
-
-`NetworkX` and the like are small networks for what torchvision and timm do not have.
+The same operators run on the same memory layout, so every result must be equal, bit by bit. Only running statistics
+differ in the last bit: Baton averages those of all micro-batches first, and then mixes them into the running ones by
+`lerp`. The logits of training mode are not compared, as Baton's are those of a pass without gradients, for which PyTorch
+may fold linear layers differently; the loss stands for them. Dropout and stochastic depth are off here: their masks come
+from Baton's own seeds, and tests of crates/trainer compare them between ranks.
 """
 
 import copy
@@ -17,7 +18,7 @@ from models import SAMPLES, pass_of, smoothed
 from torch import nn
 
 CLASSES = 10
-TOLERANCE = 0.0
+TOLERANCE, RUNNING_TOLERANCE = 0.0, 1e-7
 
 
 class Unet(nn.Module):
@@ -150,12 +151,14 @@ def reference(folder):
 
 
 def is_compared(key):
-    return not key.startswith("running/") or "running_" in key
+    return key != "logits.training" and (not key.startswith("running/") or "running_" in key)
 
 
 def compare(folder, table):
     for name in NETWORKS:
         case = folder / name.replace(" ", "_")
         found, expected = (load(case / f"{side}-fp32.safetensors") for side in ["baton", "torch"])
+        found.pop("logits.training")
         for kind, tensors in errors(found, expected).items():
-            table.row(name, kind, worst(tensors)[0], TOLERANCE, worst(tensors)[1])
+            most = RUNNING_TOLERANCE if kind == "running" else TOLERANCE
+            table.row(name, kind, worst(tensors)[0], most, worst(tensors)[1])

@@ -19,7 +19,7 @@ use crate::{
 /// | version | added fields |
 /// |---|---|
 /// | 1 | |
-/// | 2 | `layout`, `frozen`; later the optional `train_samples` |
+/// | 2 | `layout`, `frozen`; later the optional `train_samples` and `program` |
 pub const VERSION: u32 = 2;
 
 /// Maximum size of a manifest, bytes. The manifest of a ResNet-152 with 8 shards has about 150 kB.
@@ -46,6 +46,9 @@ pub struct Manifest {
     /// Number of samples of the training set; absent if the writer did not know it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub train_samples: Option<u64>,
+    /// Digest of the network's program, if its definition is a file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub program: Option<String>,
     /// Seed of all random numbers of the run.
     pub seed: u64,
     /// Number of virtual ranks, the fixed parts of every global batch.

@@ -183,6 +183,7 @@ impl Builder {
     fn tensor(&self, name: String, shape: Vec<u64>, init: Init) -> Tensor {
         let position = self.parameters.len() + self.statistics.len();
         let role = TensorRole::Trained;
-        Tensor { name, shape, init, decays: false, is_cast: false, role, position }
+        let aliases = Vec::new();
+        Tensor { name, aliases, shape, init, decays: false, is_cast: false, role, position }
     }
 }

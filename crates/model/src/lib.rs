@@ -70,6 +70,8 @@ pub struct Block {
 pub struct Tensor {
     /// Name in checkpoints and exports.
     pub name: String,
+    /// Its other names there, if several modules share it.
+    pub aliases: Vec<String>,
     /// Shape; for a convolution's weight (out, in, height, width).
     pub shape: Vec<u64>,
     /// How it is initialized.
@@ -109,6 +111,8 @@ pub enum TensorRole {
     Trained,
     /// The tensor keeps its value.
     Frozen,
+    /// The same, and it is part of the network: files of weights may lack it.
+    Constant,
 }
 
 impl Tensor {
@@ -127,7 +131,7 @@ impl Tensor {
     /// Whether it keeps its value.
     #[must_use]
     pub fn is_frozen(&self) -> bool {
-        self.role == TensorRole::Frozen
+        self.role != TensorRole::Trained
     }
 }
 

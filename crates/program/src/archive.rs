@@ -18,6 +18,7 @@ pub(crate) struct Archive {
 struct Entry {
     place: ZipArchiveEntryWayfinder,
     bytes: u64,
+    crc32: u32,
     is_stored: bool,
 }
 
@@ -41,6 +42,7 @@ impl Archive {
             let entry = Entry {
                 place: header.wayfinder(),
                 bytes: header.uncompressed_size_hint(),
+                crc32: header.crc32(),
                 is_stored: header.compression_method() == CompressionMethod::STORE,
             };
             if entry.bytes > metadata.len() {
@@ -54,6 +56,13 @@ impl Archive {
     /// Names of all entries that begin with `folder`.
     pub(crate) fn names<'a>(&'a self, folder: &'a str) -> impl Iterator<Item = &'a str> {
         self.entries.keys().map(String::as_str).filter(move |name| name.starts_with(folder))
+    }
+
+    /// Adds names, sizes and checksums of all entries that begin with `folder` to a digest.
+    pub(crate) fn digest(&self, folder: &str, digest: &mut blake3::Hasher) {
+        for (name, entry) in self.entries.iter().filter(|(name, _)| name.starts_with(folder)) {
+            digest.update(format!("{name} {} {}\n", entry.bytes, entry.crc32).as_bytes());
+        }
     }
 
     /// Size of an entry, bytes.

@@ -40,7 +40,7 @@ pub struct Program {
     pub graph: Graph,
     /// Smallest batch with which every BatchNorm gets more than one value per channel.
     pub min_batch: u64,
-    /// BLAKE3 digest of everything but the weights, hexadecimal.
+    /// BLAKE3 digest of the graph and of the checksums of all tensors, hexadecimal.
     pub digest: String,
 }
 
@@ -160,9 +160,7 @@ impl Program {
         }
         graph.inputs = sources_of;
         graph.set_last_uses();
-        for constant in &constants {
-            digest.update(&archive.read(&constant.tensor.entry)?);
-        }
+        archive.digest("data/", &mut digest);
         let min_batch = min_batch(&found, &program.graph_module.graph);
         Ok(Self {
             path: path.to_owned(),
@@ -199,38 +197,36 @@ impl Program {
     /// Constants that are part of the module's state dict follow the statistics, frozen.
     #[must_use]
     pub fn describe(&self) -> NetworkDescription {
-        let tensor = |stored: &StoredTensor, position, is_trained| Tensor {
+        let tensor = |stored: &StoredTensor, role| Tensor {
             name: stored.name.clone(),
+            aliases: Vec::new(),
             shape: stored.shape.clone(),
             init: Init::Constant(0.0),
             decays: false,
             is_cast: false,
-            role: if is_trained { TensorRole::Trained } else { TensorRole::Frozen },
-            position,
+            role,
+            position: 0,
         };
-        let mut position = 0..;
-        let mut next = || position.next().unwrap_or(usize::MAX);
-        let parameters: Vec<Tensor> = self
-            .parameters
-            .iter()
-            .map(|parameter| Tensor {
-                // Weights of layers have two axes or more; biases and scales of norms have one.
-                decays: parameter.tensor.shape.len() > 1,
-                ..tensor(&parameter.tensor, next(), parameter.requires_grad)
-            })
-            .collect();
+        let role = |is_trained| if is_trained { TensorRole::Trained } else { TensorRole::Frozen };
+        let parameters = self.parameters.iter().map(|parameter| Tensor {
+            // Weights of layers have two axes or more; biases and scales of norms have one.
+            decays: parameter.tensor.shape.len() > 1,
+            aliases: parameter.aliases.clone(),
+            ..tensor(&parameter.tensor, role(parameter.requires_grad))
+        });
+        let mut parameters: Vec<Tensor> = parameters.collect();
         let is_trained = |index: usize| {
-            self.norms
-                .iter()
-                .any(|norm| norm.is_training && [norm.mean, norm.variance].contains(&index))
+            let mut norms = self.norms.iter();
+            norms.any(|norm| norm.is_training && [norm.mean, norm.variance].contains(&index))
         };
         let statistics = self.statistics.iter().enumerate();
-        let statistics = statistics.map(|(index, stored)| (stored, is_trained(index)));
-        let constants = self.persistent_constants().map(|constant| (&constant.tensor, false));
-        let statistics: Vec<Tensor> = statistics
-            .chain(constants)
-            .map(|(stored, is_trained)| tensor(stored, next(), is_trained))
-            .collect();
+        let statistics = statistics.map(|(index, stored)| tensor(stored, role(is_trained(index))));
+        let constants = self.persistent_constants();
+        let constants = constants.map(|constant| tensor(&constant.tensor, TensorRole::Constant));
+        let mut statistics: Vec<Tensor> = statistics.chain(constants).collect();
+        for (position, tensor) in parameters.iter_mut().chain(&mut statistics).enumerate() {
+            tensor.position = position;
+        }
         let head = Block {
             name: "program".to_owned(),
             layers: Vec::new(),

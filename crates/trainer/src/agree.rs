@@ -83,7 +83,15 @@ pub(crate) fn plan<L: Learner>(
     context: RestoreContext<'_>,
 ) -> Result<RestorePlan, Error> {
     let mine = held.map(|position| position.progress.step);
-    let steps: Vec<Option<Step>> = gather(collective, &mine)?;
+    let begun: Vec<(Option<Step>, Option<String>)> =
+        gather(collective, &(mine, learner.program().map(str::to_owned)))?;
+    let (steps, programs): (Vec<_>, Vec<_>) = begun.into_iter().unzip();
+    if let Some(other) = programs.iter().position(|program| *program != programs[0]) {
+        return Err(Error::Mismatch(format!(
+            "rank {other} and rank 0 have different programs in {}: copy the same file to all machines",
+            context.spec.model.program
+        )));
+    }
     let furthest = steps.iter().flatten().max().copied();
     let Some(holder) = steps.iter().position(|step| step.is_some() && *step == furthest) else {
         return restoring::restore(collective, learner, context);

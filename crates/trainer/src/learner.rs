@@ -247,6 +247,11 @@ pub trait Learner {
         is_interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Option<BatchEvaluation>, Error>;
 
+    /// Digest of the network's definition if that is a file, which must be the same on all ranks and for the whole run.
+    fn program(&self) -> Option<&str> {
+        None
+    }
+
     /// The whole state, in a fixed order.
     fn regions(&mut self) -> Vec<Region<'_>>;
 

@@ -93,22 +93,28 @@ fn choose<L: Learner>(
     // Ok: the recipe's changes since the checkpoint. Err: the checkpoint is intact but cannot be used.
     let mut accepted = Ok(Vec::new());
     let mut alone = false;
+    let program = learner.program().map(str::to_owned);
     let found = store.find(restore, &mut |found_in, manifest| {
         let location = found_in.location();
-        let read = changes(manifest, spec, plan, restore, location).and_then(|changes| {
-            moves(manifest, learner)?;
-            // Other ranks may have no access to a folder that a user names.
-            alone = found_in.location() != store.location();
-            if alone {
-                let all: Vec<_> = manifest.shards.iter().collect();
-                return Ok((
-                    changes,
-                    read(found_in, manifest, &all, Rank(0), jobs(1), learner)?.err(),
-                ));
-            }
-            exchange_command(collective, Some(RestoreCommand::Read(Box::new(manifest.clone()))))?;
-            Ok((changes, read_share(found_in, manifest, collective, learner)?))
-        });
+        let read = changes(manifest, spec, plan, program.as_deref(), restore, location).and_then(
+            |changes| {
+                moves(manifest, learner)?;
+                // Other ranks may have no access to a folder that a user names.
+                alone = found_in.location() != store.location();
+                if alone {
+                    let all: Vec<_> = manifest.shards.iter().collect();
+                    return Ok((
+                        changes,
+                        read(found_in, manifest, &all, Rank(0), jobs(1), learner)?.err(),
+                    ));
+                }
+                exchange_command(
+                    collective,
+                    Some(RestoreCommand::Read(Box::new(manifest.clone()))),
+                )?;
+                Ok((changes, read_share(found_in, manifest, collective, learner)?))
+            },
+        );
         match read {
             Ok((changes, damage)) => {
                 accepted = Ok(changes);
@@ -274,10 +280,14 @@ fn changes(
     manifest: &Manifest,
     spec: &JobSpec,
     plan: &TrainingPlan,
+    program: Option<&str>,
     restore: &Restore,
     location: &str,
 ) -> Result<Vec<String>, Error> {
     let mut changes = spec.changes_since(&manifest.recipe);
+    if manifest.program.as_deref().is_some_and(|digest| program != Some(digest)) {
+        changes.push(format!("the program {} is another one", spec.model.program));
+    }
     if let Some(samples) = manifest.train_samples.filter(|samples| *samples != plan.samples) {
         changes.push(format!(
             "the training set {} has {} samples instead of {samples}",

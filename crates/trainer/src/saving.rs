@@ -376,6 +376,7 @@ fn draft<L: Learner>(
         step: progress.step,
         progress: progress.clone(),
         train_samples: None,
+        program: learner.program().map(str::to_owned),
         seed: spec.seed,
         virtual_ranks: spec.train.virtual_ranks,
         world_size,

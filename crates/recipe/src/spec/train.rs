@@ -105,7 +105,8 @@ fn batch(spec: &JobSpec, field: &'static str, value: u32, rules: &mut Rules) {
 
 /// Allowed sides of images, in pixels.
 pub(super) fn sides(spec: &JobSpec) -> RangeInclusive<u32> {
-    let smallest = if spec.model.arch.is_linear() { 1 } else { 32 };
+    let arch = spec.model.arch;
+    let smallest = if arch.is_linear() || arch.is_program() { 1 } else { 32 };
     smallest..=4096
 }
 

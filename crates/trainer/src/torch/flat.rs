@@ -11,7 +11,7 @@
 //! operation has to reorder it. Every tensor begins at a multiple of [`TENSOR_ALIGNMENT`]; the padding between two
 //! tensors is zero. The leaf begins with the statistics; they are short, and the gradient after them is aligned too.
 
-use baton_model::{Init, NetworkDescription};
+use baton_model::{Init, NetworkDescription, TensorRole};
 use tch::Tensor;
 
 use super::optimizer::Segment;
@@ -33,6 +33,8 @@ pub(super) const TENSOR_ALIGNMENT: i64 = baton_checkpoint::ALIGNMENT as i64;
 pub(super) struct FlatTensor {
     /// Name in checkpoints and exports.
     pub(super) name: String,
+    /// Its other names there.
+    pub(super) aliases: Vec<String>,
     /// Dimensions; (out, in, height, width) for convolutions.
     pub(super) shape: Vec<i64>,
     /// Index of the first value in the buffer of trained or of frozen tensors.
@@ -43,6 +45,8 @@ pub(super) struct FlatTensor {
     pub(super) init: Init,
     /// Whether training leaves the values unchanged.
     pub(super) frozen: bool,
+    /// Whether it is part of the network, so that files of weights may lack it.
+    pub(super) is_constant: bool,
     /// Whether weight decay applies even if the recipe excludes norms and biases; LARS then uses a separate learning
     /// rate for it.
     pub(super) decays: bool,
@@ -56,11 +60,13 @@ impl FlatTensor {
     fn new(tensor: &baton_model::Tensor, channels_last: bool) -> Self {
         Self {
             name: tensor.name.clone(),
+            aliases: tensor.aliases.clone(),
             shape: tensor.shape.iter().map(|&dim| dim as i64).collect(),
             offset: 0,
             channels_last: channels_last && tensor.shape.len() == 4,
             init: tensor.init,
             frozen: tensor.is_frozen(),
+            is_constant: tensor.role == TensorRole::Constant,
             decays: tensor.decays,
             is_cast: tensor.is_cast,
             position: tensor.position,
@@ -102,14 +108,16 @@ impl FlatTensor {
         }
     }
 
-    fn location(&self, region: &'static str) -> TensorLocation {
-        TensorLocation {
-            name: self.name.clone(),
+    /// Where it is, under each of its names.
+    fn locations(&self, region: &'static str) -> impl Iterator<Item = TensorLocation> {
+        let names = std::iter::once(&self.name).chain(&self.aliases);
+        names.map(move |name| TensorLocation {
+            name: name.clone(),
             shape: self.shape.iter().map(|&dim| to_usize(dim)).collect(),
             region,
             offset: to_usize(self.offset),
             channels_last: self.channels_last,
-        }
+        })
     }
 }
 
@@ -213,7 +221,7 @@ impl FlatLayout {
 
     /// [`Self::state_dict`] as locations, for readers without libtorch.
     pub(super) fn tensor_locations(&self) -> Vec<TensorLocation> {
-        self.state_dict().into_iter().map(|(entry, region)| entry.location(region)).collect()
+        self.state_dict().into_iter().flat_map(|(entry, region)| entry.locations(region)).collect()
     }
 }
 

@@ -588,6 +588,10 @@ impl Learner for TorchLearner {
         self.task.evaluate(batch, &outputs, &targets).during("loss and metrics").map(Some)
     }
 
+    fn program(&self) -> Option<&str> {
+        self.network.digest()
+    }
+
     fn regions(&mut self) -> Vec<Region<'_>> {
         // The caller may write to the regions.
         self.invalidate();

@@ -14,6 +14,11 @@ pub(super) trait Network: Debug + Send {
     /// Its tensors.
     fn description(&self) -> &NetworkDescription;
 
+    /// Digest of its definition, if that is a file.
+    fn digest(&self) -> Option<&str> {
+        None
+    }
+
     /// Smallest batch size with which every BatchNorm layer gets more than one value per channel.
     fn min_batch(&self, input: InputShape) -> u64 {
         self.description().min_batch(input)

@@ -94,13 +94,19 @@ pub fn load(learner: &mut TorchLearner, path: &Path, head: Head) -> Result<(), E
     let file = SafeTensors::deserialize(&bytes)
         .map_err(|error| Error::Format { path: path.to_owned(), message: error.to_string() })?;
     let mut views = learner.state_views()?;
-    let new: HashSet<&str> = match head {
+    let mut ignored: HashSet<&str> = match head {
         Head::New => learner.head().collect(),
         Head::FromFile => HashSet::new(),
     };
-    views.retain(|(entry, _)| !new.contains(entry.name.as_str()));
+    for (entry, _) in &views {
+        if entry.is_constant {
+            ignored.insert(&entry.name);
+        }
+        ignored.extend(entry.aliases.iter().map(String::as_str));
+    }
+    views.retain(|(entry, _)| !ignored.contains(entry.name.as_str()));
     let expected = views.iter().map(|(entry, _)| (entry.name.as_str(), entry.shape.as_slice()));
-    let problems = mismatches(&file, expected, &new);
+    let problems = mismatches(&file, expected, &ignored);
     if !problems.is_empty() {
         return Err(Error::Mismatch { path: path.to_owned(), problems });
     }

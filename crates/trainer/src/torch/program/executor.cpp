@@ -1,6 +1,7 @@
 // Calls ATen operators by name through libtorch's dispatcher, with autograd and autocast. Rust (mod.rs) describes the
 // calls once; constant arguments are converted and operators are looked up then.
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <exception>
@@ -10,6 +11,7 @@
 #include <vector>
 
 #include <ATen/Context.h>
+#include <ATen/ScalarOps.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/Tensor.h>
@@ -123,6 +125,10 @@ IValue list_of(const std::vector<IValue> &items, const c10::TypePtr &element) {
 
 IValue converted(const IValue &value, const c10::TypePtr &type) {
     if (value.isInt() && type->kind() == c10::TypeKind::FloatType) return number(value);
+    // As Python does for `x * 0.5`: a tensor that does not take part in the choice of the result's type.
+    if (value.isScalar() && type->kind() == c10::TypeKind::TensorType) {
+        return at::native::wrapped_scalar_tensor(value.toScalar());
+    }
     return value;
 }
 

@@ -141,6 +141,10 @@ impl Network for ProgramNetwork {
         &self.description
     }
 
+    fn digest(&self) -> Option<&str> {
+        Some(&self.program.digest)
+    }
+
     fn min_batch(&self, _input: InputShape) -> u64 {
         self.program.min_batch
     }

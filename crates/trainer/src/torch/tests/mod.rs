@@ -8,6 +8,7 @@ mod network;
 mod objective;
 mod optimizer;
 mod precision;
+mod program;
 mod recompute;
 mod state;
 mod tasks;

@@ -62,7 +62,16 @@ proptest! {
         for (position, (shape, decays, is_cast, frozen)) in shapes.into_iter().enumerate() {
             let role = if frozen { TensorRole::Frozen } else { TensorRole::Trained };
             let (name, init) = (position.to_string(), Init::Constant(0.0));
-            let tensor = baton_model::Tensor { name, shape, init, decays, is_cast, role, position };
+            let tensor = baton_model::Tensor {
+                name,
+                aliases: Vec::new(),
+                shape,
+                init,
+                decays,
+                is_cast,
+                role,
+                position,
+            };
             network.parameters.push(tensor.clone());
             network.statistics.push(tensor);
         }

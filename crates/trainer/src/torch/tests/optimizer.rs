@@ -20,6 +20,7 @@ fn layout_of(tensors: &[(&str, &[u64], TensorRole)]) -> FlatLayout {
     let mut network = Builder::images().finish();
     for (position, (name, shape, role)) in tensors.iter().enumerate() {
         network.parameters.push(baton_model::Tensor {
+            aliases: Vec::new(),
             name: (*name).to_owned(),
             shape: shape.to_vec(),
             init: Init::Constant(0.0),

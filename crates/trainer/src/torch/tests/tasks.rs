@@ -71,8 +71,9 @@ fn blur_pool_blurs_before_all_strided_convolutions_except_the_first() {
         assert_eq!(statistics(&a, name).equal(&statistics(&b, name)), same, "{name}");
     }
 
-    let filters =
-        blur_filters(blurred.network(), Kind::Float, Device::Cpu).unwrap().expect("a blurred layer");
+    let filters = blur_filters(blurred.network(), Kind::Float, Device::Cpu)
+        .unwrap()
+        .expect("a blurred layer");
     let x = Tensor::rand([1, 16, 4, 4], (Kind::Float, Device::Cpu));
     let padded = x.constant_pad_nd([1, 1, 1, 1]);
     let found = x.conv2d(&filters.narrow(0, 0, 16), None::<&Tensor>, [1, 1], [1, 1], [1, 1], 16);

@@ -1,0 +1,109 @@
+//! Programs: what random operators draw, evaluation, tied weights, and formats of numbers. The stories of
+//! tests/tests/programs.rs train one with real processes.
+
+use super::*;
+use crate::{learner::DeferredScalar, torch::BatchNormMode};
+
+fn fixture(name: &str) -> String {
+    format!("{}/../program/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+fn program(changes: &[&str]) -> TorchLearner {
+    device::set_threads(1);
+    let path = format!("model.program={}", fixture("small.pt2"));
+    let mut all = vec!["model.arch=program", path.as_str(), "model.channels_last=false"];
+    all.extend(["model.zero_init_gamma=false", "train.resolution=8"]);
+    all.extend(changes);
+    TorchLearner::new(&recipe(&all), &InputType::Image, Device::Cpu).unwrap()
+}
+
+/// Images from the position of their samples.
+fn images(first: u64) -> Batch {
+    let pixels: Vec<u8> = (0..6 * 8 * 8 * 3).map(|i| (i * 31 % 251) as u8).collect();
+    Batch::of_images(&pixels, 8, (0..6).collect(), (first..first + 6).collect())
+}
+
+fn gradient(learner: &mut TorchLearner, batch: &Batch) -> Vec<(String, Vec<f32>)> {
+    let mut leaf = learner.new_leaf().unwrap();
+    learner.gradient(batch, 1.0, &mut leaf).unwrap();
+    let gradients = learner.gradients(&leaf).unwrap().into_iter();
+    gradients.map(|(name, gradient)| (name, values(&gradient.reshape([-1])))).collect()
+}
+
+#[test]
+fn masks_depend_on_the_micro_batch_alone() {
+    let (mut a, mut b) = (program(&[]), program(&[]));
+    let first = gradient(&mut a, &images(0));
+    let other_samples = gradient(&mut a, &images(100));
+    assert_ne!(first, other_samples, "the same pixels, with other masks");
+    // Another learner, after another history.
+    gradient(&mut b, &images(7));
+    assert_eq!(gradient(&mut b, &images(0)), first);
+    let epoch = Batch { epoch: 1, ..images(0) };
+    assert_ne!(gradient(&mut b, &epoch), first);
+    assert_ne!(gradient(&mut program(&["seed=8"]), &images(0)), first);
+}
+
+#[test]
+fn evaluation_draws_nothing_and_uses_the_running_statistics() {
+    let mut learner = program(&[]);
+    let mut outputs = |samples, mode| {
+        let logits = learner.logits(&images(samples), mode).unwrap();
+        values(&logits.reshape([-1]))
+    };
+    let evaluated = outputs(0, BatchNormMode::Evaluation);
+    assert_eq!(outputs(50, BatchNormMode::Evaluation), evaluated);
+    assert_ne!(outputs(0, BatchNormMode::Training), evaluated);
+    assert!(evaluated.iter().all(|value| value.is_finite()));
+}
+
+#[test]
+fn a_shared_weight_is_one_tensor_with_two_names() {
+    let mut learner = program(&[]);
+    let gradients = gradient(&mut learner, &images(0));
+    let names: Vec<&str> = gradients.iter().map(|(name, _)| name.as_str()).collect();
+    assert!(names.contains(&"first.weight") && !names.contains(&"second.weight"), "{names:?}");
+    let places = learner.tensors();
+    let place = |name: &str| places.iter().find(|tensor| tensor.name == name).unwrap();
+    assert_eq!(place("first.weight").offset, place("second.weight").offset);
+    // Buffers of the state dict are kept too, as f32.
+    let order = learner.state_dict().unwrap().into_iter().find(|(name, _)| name == "order");
+    assert_eq!(values(&order.unwrap().1), [7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.0]);
+    assert!(places.iter().any(|tensor| tensor.name == "order"));
+}
+
+#[test]
+fn an_update_moves_the_statistics_by_the_modules_momentum() {
+    let mut learner = program(&[]);
+    let mut leaf = learner.new_leaf().unwrap();
+    learner.gradient(&images(0), 1.0, &mut leaf).unwrap();
+    let batch = values(&leaf.statistics_views[0].copy());
+    learner.measure(&mut leaf).unwrap();
+    learner.update(&mut leaf, &Update { step: Step(0), lr: 0.0, micro_batches: 1 }).unwrap();
+    let running = learner.state_dict().unwrap();
+    let (_, mean) = running.iter().find(|(name, _)| name == "norm.running_mean").unwrap();
+    for (running, batch) in values(mean).into_iter().zip(batch) {
+        assert!((running - 0.3 * batch).abs() < 1e-6, "{running} {batch}");
+    }
+}
+
+#[test]
+fn bf16_is_near_f32_by_autocast() {
+    let losses = ["fp32", "bf16"].map(|compute| {
+        let mut learner = program(&[&format!("precision.compute={compute}")]);
+        let mut leaf = learner.new_leaf().unwrap();
+        learner.gradient(&images(0), 1.0, &mut leaf).unwrap().value().unwrap()
+    });
+    let difference = (losses[0] - losses[1]).abs();
+    assert!(difference > 0.0 && difference < 0.05 * losses[0], "{losses:?}");
+}
+
+#[test]
+fn a_batch_of_one_sample_is_evaluated() {
+    let mut learner = program(&[]);
+    let one = Batch::of_images(&[9; 8 * 8 * 3], 8, vec![3], vec![0]);
+    let evaluated = learner.evaluate(&one, EvaluatedWeights::Raw, &mut || false).unwrap().unwrap();
+    assert_eq!(evaluated.sums.count, 1);
+    let stopped = learner.evaluate(&one, EvaluatedWeights::Raw, &mut || true).unwrap();
+    assert!(stopped.is_none());
+}

@@ -1,0 +1,95 @@
+"""Writes the programs that tests read, crates/program/tests/fixtures/*.pt2, with torch.export. Run it again only for a new
+version of PyTorch or another network:
+
+    .venv-parity/bin/python scripts/parity/fixtures.py
+"""
+
+import json
+import pathlib
+import re
+import tempfile
+import zipfile
+
+import torch
+from torch import nn
+
+FOLDER = pathlib.Path(__file__).resolve().parents[2] / "crates/program/tests/fixtures"
+# Not part of a program, or names of the machine that wrote it.
+LEFT_OUT = ["data/sample_inputs/", ".data/"]
+
+
+class Small(nn.Module):
+    """A little of everything: BatchNorm, dropout, stochastic depth, a tied weight, buffers, a part without gradient."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.norm = nn.BatchNorm2d(8, momentum=0.3)
+        self.drop = nn.Dropout(0.25)
+        self.first, self.second = nn.Linear(8, 8, bias=False), nn.Linear(8, 8, bias=False)
+        self.second.weight = self.first.weight
+        self.fc = nn.Linear(8, 10)
+        self.register_buffer("order", torch.arange(7, -1, -1))
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, 8), persistent=False)
+
+    def forward(self, x):
+        x = torch.relu(self.norm(self.conv(x)))
+        if self.training:
+            x = x * torch.empty(x.shape[0], 1, 1, 1).bernoulli_(0.8).div_(0.8)
+        x = x.mean((2, 3))[:, self.order] * self.scale
+        x = self.second(torch.tanh(self.first(self.drop(x))))
+        with torch.no_grad():
+            shift = x * 0.1
+        return self.fc(x + shift.view(shift.shape[0], -1))
+
+
+class Running(nn.Module):
+    """Keeps a buffer that is not BatchNorm's."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(192, 10)
+        self.register_buffer("average", torch.zeros(10))
+
+    def forward(self, x):
+        y = self.fc(x.flatten(1))
+        with torch.no_grad():
+            self.average.lerp_(y.mean(0), 0.1)
+        return y - self.average
+
+
+def write(name, model, batch=True):
+    shapes = ({0: torch.export.Dim("batch", min=2, max=256)},) if batch else None
+    program = torch.export.export(model, (torch.randn(3, 3, 8, 8),), dynamic_shapes=shapes)
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/{name}.pt2"
+        torch.export.save(program, path)
+        copy(path, FOLDER / f"{name}.pt2")
+
+
+def copy(source, target):
+    """Copies the entries that count, with paths of files shortened to their names."""
+    with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+        for entry in old.infolist():
+            if any(part in entry.filename for part in LEFT_OUT):
+                continue
+            content = old.read(entry)
+            if entry.filename.endswith("models/model.json"):
+                text = json.loads(content)
+                content = json.dumps(text, separators=(",", ":"))
+                content = re.sub(r'File \\"[^"]*/site-packages/', r'File \\"/site-packages/', content)
+                content = re.sub(r'File \\"(?!/site-packages/)[^"]*/', r'File \\"', content)
+            new.writestr(zipfile.ZipInfo(entry.filename), content)
+
+
+def main():
+    torch.manual_seed(0)
+    write("small", Small().train())
+    write("other_weights", Small().train())
+    write("evaluation", Small().eval())
+    write("fixed_batch", Small().train(), batch=False)
+    write("running_buffer", Running().train())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+//! A network that `torch.export` wrote, with BatchNorm, dropout and stochastic depth, trained by real processes.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test may fail loudly")]
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use baton_job::exit;
+use baton_proto::v1::watch_events_response::Kind;
+use baton_tests::{Cluster, kill};
+
+fn fixture(name: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/program/tests/fixtures");
+    folder.join(name).canonicalize().expect("the fixture exists")
+}
+
+fn with_program(cluster: Cluster, path: &Path) -> Cluster {
+    cluster
+        .set("model.arch=program")
+        .set(&format!("model.program={}", path.display()))
+        .set("train.resolution=8")
+        .set("schedule={ kind='constant', lr=0.1 }")
+}
+
+fn program(cluster: Cluster) -> Cluster {
+    with_program(cluster, &fixture("small.pt2"))
+}
+
+#[tokio::test]
+async fn a_program_ends_with_the_same_bits_on_any_number_of_ranks() {
+    let short = || program(Cluster::new()).set("train.epochs=15");
+    let one = short().run_to_the_end(1).await;
+    assert!(short().run_to_the_end(4).await == one, "4 ranks differ from one");
+
+    let mut cluster = short();
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    let mut events = cluster.events().await;
+    for _ in 0..4 {
+        events.next_of(Kind::Evaluated).await;
+    }
+    let evaluated = events.next_of(Kind::Evaluated).await.message;
+    cluster.finish().await;
+    assert!(cluster.newest_state() == one, "2 ranks differ from one");
+    let top1 = evaluated.split("top-1 ").nth(1).and_then(|rest| rest.split(' ').next());
+    let top1: f64 = top1.and_then(|percent| percent.parse().ok()).expect(&evaluated);
+    // Of ten classes; the network averages all pixels.
+    assert!(top1 > 20.0, "{evaluated}");
+}
+
+#[tokio::test]
+async fn a_program_continues_after_kills_and_with_other_ranks_with_the_same_bits() {
+    let mut cluster = program(Cluster::endless()).set("checkpoint.every_steps=20");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    let mut events = cluster.events().await;
+    events.saved_at(20).await;
+    kill(cluster.rank_pids(0)[1]);
+    events.next_of(Kind::RankFailed).await;
+    events.next_of(Kind::TrainingStarted).await;
+    events.saved_at(60).await;
+    cluster.end().await;
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("another", 1);
+    let mut events = cluster.new_events().await;
+    events.saved_at(100).await;
+    cluster.end().await;
+
+    cluster.assert_undisturbed_bits().await;
+}
+
+#[tokio::test]
+async fn a_run_is_not_continued_with_another_program() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("net.pt2");
+    fs::copy(fixture("small.pt2"), &path).unwrap();
+    let mut cluster = with_program(Cluster::endless(), &path).set("checkpoint.every_steps=10");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 1);
+    cluster.events().await.saved_at(10).await;
+    cluster.end().await;
+
+    // The same network with other weights: only the digest shows it.
+    fs::copy(fixture("other_weights.pt2"), &path).unwrap();
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 1);
+    let (coordinator, _) = cluster.finish().await;
+    let log = cluster.log("coordinator");
+    assert_eq!(coordinator.code(), Some(i32::from(exit::BAD_INPUT)), "{log}");
+    assert!(log.contains("net.pt2 is another one"), "{log}");
+}
+
+#[tokio::test]
+async fn a_program_that_cannot_be_trained_ends_the_job_with_what_to_do() {
+    for (name, setting, expected) in [
+        (
+            "small.pt2",
+            "train.resolution=16",
+            "takes x of shape (samples, 3, 8, 8), but the data are",
+        ),
+        (
+            "small.pt2",
+            "model.num_classes=11",
+            "returns (samples, 10), but the recipe has model.num_classes",
+        ),
+        ("evaluation.pt2", "seed=7", "call model.train() before torch.export.export"),
+        ("running_buffer.pt2", "seed=7", "changes buffer average in a step"),
+        ("missing.pt2", "seed=7", "missing.pt2 No such file"),
+    ] {
+        let path = fixture("small.pt2").with_file_name(name);
+        let mut cluster = with_program(Cluster::new(), &path).set(setting);
+        cluster.start_coordinator(&[]).await;
+        cluster.start_agent("node", 1);
+        let (coordinator, agents) = cluster.finish().await;
+        let log = cluster.log("coordinator");
+        assert_eq!(coordinator.code(), Some(i32::from(exit::BAD_INPUT)), "{name}: {log}");
+        assert_eq!(agents[0].code(), Some(i32::from(exit::BAD_INPUT)), "{name}: {log}");
+        assert!(log.contains(expected), "{name}: {log}");
+    }
+}
