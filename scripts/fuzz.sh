@@ -2,7 +2,7 @@
 # Runs the fuzz targets of fuzz/ one after the other, each until it has tried RUNS inputs or
 # found a failure. The failing input is in fuzz/artifacts/; fuzz/README.md explains the next steps.
 #
-#   RUNS=1000000 TARGET="open table fields jpeg manifest shard" scripts/fuzz.sh [libFuzzer flag...]
+#   RUNS=1000000 TARGET="open table fields jpeg manifest shard program" scripts/fuzz.sh [libFuzzer flag...]
 #
 # Stable Rust and gcc are enough: no sanitizer is used, and a flag of gcc instruments C code.
 set -euo pipefail
@@ -11,7 +11,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 readonly CARGO_FUZZ_VERSION=0.13.2
 # Maximum bytes of an input: small, for many inputs a second, but enough for a few samples or scans.
-declare -A max_bytes=([open]=4096 [table]=4096 [fields]=12288 [jpeg]=2048 [manifest]=4096 [shard]=1024)
+declare -A max_bytes=([open]=4096 [table]=4096 [fields]=12288 [jpeg]=2048 [manifest]=4096 [shard]=1024 [program]=32768)
 
 # Not one of the tools that setup installs everywhere; removed, like them, when scripts/tools.txt changes.
 install_cargo_fuzz() {
@@ -29,7 +29,7 @@ unset CARGO_TARGET_DIR
 export CFLAGS_x86_64_unknown_linux_gnu="-fsanitize-coverage=trace-pc -Wl,--defsym=__sanitizer_cov_trace_pc=0"
 
 install_cargo_fuzz
-for target in ${TARGET:-open table fields jpeg manifest shard}; do
+for target in ${TARGET:-open table fields jpeg manifest shard program}; do
     corpus="fuzz/corpus/$target"
     mkdir -p "$corpus"
     # -timeout: seconds for one input. -rss_limit_mb: for what C code allocates.

@@ -5,11 +5,12 @@
 use std::{
     fs,
     path::{Path, PathBuf},
+    process::Command,
 };
 
 use baton_job::exit;
 use baton_proto::v1::watch_events_response::Kind;
-use baton_tests::{Cluster, kill};
+use baton_tests::{Cluster, binary, kill};
 
 fn fixture(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/program/tests/fixtures");
@@ -26,6 +27,38 @@ fn with_program(cluster: Cluster, path: &Path) -> Cluster {
 
 fn program(cluster: Cluster) -> Cluster {
     with_program(cluster, &fixture("small.pt2"))
+}
+
+/// Names in the module's state dict.
+const STATE_DICT: [&str; 12] = [
+    "conv.bias",
+    "conv.weight",
+    "fc.bias",
+    "fc.weight",
+    "first.weight",
+    "norm.bias",
+    "norm.num_batches_tracked",
+    "norm.running_mean",
+    "norm.running_var",
+    "norm.weight",
+    "order",
+    "second.weight",
+];
+
+/// Names of the tensors that `baton checkpoint export` writes.
+fn exported_names(cluster: &Cluster) -> Vec<String> {
+    let path = cluster.run_dir().join("exported.safetensors");
+    let mut export = Command::new(binary("baton"));
+    export.args(["checkpoint", "export", "--out"]).arg(&path);
+    let output = export.arg("--run-dir").arg(cluster.run_dir()).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let bytes = fs::read(path).unwrap();
+    let (len, rest) = bytes.split_first_chunk().unwrap();
+    let header = &rest[..u64::from_le_bytes(*len) as usize];
+    let header: serde_json::Value = serde_json::from_slice(header).unwrap();
+    let mut names: Vec<String> = header.as_object().unwrap().keys().cloned().collect();
+    names.sort();
+    names
 }
 
 #[tokio::test]
@@ -46,6 +79,7 @@ async fn a_program_ends_with_the_same_bits_on_any_number_of_ranks() {
     assert!(cluster.newest_state() == one, "2 ranks differ from one");
     let top1 = evaluated.split("top-1 ").nth(1).and_then(|rest| rest.split(' ').next());
     let top1: f64 = top1.and_then(|percent| percent.parse().ok()).expect(&evaluated);
+    assert_eq!(exported_names(&cluster), STATE_DICT, "as load_state_dict(strict=True) wants them");
     // Of ten classes; the network averages all pixels.
     assert!(top1 > 20.0, "{evaluated}");
 }

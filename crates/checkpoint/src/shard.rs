@@ -1,7 +1,10 @@
 //! A shard: the file written by one rank. It is a safetensors file: 8 bytes of header length, a JSON header padded
 //! to a multiple of 8 bytes, the values.
 
-use std::{collections::HashMap, ops::Range};
+use std::{
+    collections::{HashMap, HashSet},
+    ops::Range,
+};
 
 use baton_job::Rank;
 use safetensors::tensor::{Metadata, TensorInfo};
@@ -26,6 +29,10 @@ pub fn slice_of(len: usize, rank: Rank, world_size: u32) -> Range<usize> {
 
 /// The header length and header of a file that contains `tensors`.
 pub(crate) fn encode_header(tensors: Vec<(String, TensorInfo)>) -> Result<Vec<u8>, String> {
+    let names: HashSet<&str> = tensors.iter().map(|(name, _)| name.as_str()).collect();
+    if names.len() != tensors.len() {
+        return Err("two tensors have the same name".to_owned());
+    }
     let metadata = Metadata::new(None::<HashMap<String, String>>, tensors);
     let metadata = metadata.map_err(|error| error.to_string())?;
     let mut json = serde_json::to_vec(&metadata).map_err(|error| error.to_string())?;

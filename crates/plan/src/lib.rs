@@ -58,6 +58,12 @@ pub enum Error {
     /// The network runs on CPUs.
     #[error("model.arch = linear trains on a CPU within seconds; there is nothing to plan")]
     Linear,
+    /// The network is a program.
+    #[error(
+        "there is no plan for model.arch = program yet: train a few steps, and read the samples per second in \
+         `baton status`"
+    )]
+    Program,
     /// The recipe cannot run with this number of samples.
     #[error("recipe: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Recipe(Vec<Violation>),

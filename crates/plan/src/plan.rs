@@ -201,7 +201,10 @@ impl PlanRequest<'_> {
             InputKind::Signals => InputShape::Signal { channels, length },
             _ => InputShape::Image { resolution: u64::from(resolution) },
         };
-        Network::new(&self.spec.model, input).ok_or(Error::Linear)
+        Network::new(&self.spec.model, input).ok_or(match self.spec.model.arch.is_program() {
+            true => Error::Program,
+            false => Error::Linear,
+        })
     }
 
     fn planned_segment(

@@ -150,6 +150,12 @@ impl Program {
                 Origin::Input => Source::Input,
                 Origin::Buffer(index) => match roles.get(index) {
                     Some(statistic) => Source::Statistic(*statistic),
+                    // An export counts the updates itself.
+                    None if is_update_count(&buffers[*index].tensor.name)
+                        && graph.use_counts()[value.0 as usize] == 0 =>
+                    {
+                        continue;
+                    }
                     None => {
                         constants.push(buffers[*index].clone());
                         Source::Constant(constants.len() - 1)
@@ -472,6 +478,11 @@ fn output(
     let meta = module.graph.tensor_values.get(&name.name).cloned();
     let value = scope.get(&name.name).copied();
     value.zip(meta).ok_or_else(|| format!("does not make its output {}: it is damaged", name.name))
+}
+
+/// Whether a buffer is BatchNorm's number of updates.
+fn is_update_count(name: &str) -> bool {
+    name.rsplit('.').next() == Some("num_batches_tracked")
 }
 
 type Statistics = (BTreeMap<usize, usize>, Vec<BatchNorm>, Vec<StoredTensor>);

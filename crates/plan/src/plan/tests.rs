@@ -198,6 +198,9 @@ fn a_recipe_that_cannot_run_has_no_plan() {
     let linear =
         super::tests::spec("digits_cpu", &["model.arch=linear", "optimizer={ kind = 'sgd' }"]);
     assert!(matches!(question(&linear).plan(&MACHINES[0]), Err(Error::Linear)));
+    let of_program = ["model.arch=program", "model.program=net.pt2", "model.zero_init_gamma=false"];
+    let program = super::tests::spec("digits_cpu", &of_program);
+    assert!(matches!(question(&program).plan(&MACHINES[0]), Err(Error::Program)));
 }
 
 #[test]

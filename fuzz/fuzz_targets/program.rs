@@ -1,0 +1,62 @@
+//! Reads the graph of a program. The input is the JSON in the file: no mutation of the file itself would keep its
+//! checksums correct.
+#![no_main]
+
+use std::{io::Write, sync::LazyLock};
+
+use baton_fuzz::{file::Scratch, memory::within, observe};
+use baton_program::Program;
+use libfuzzer_sys::fuzz_target;
+use rawzip::{CompressionMethod, ZipArchive, ZipArchiveWriter};
+
+static SCRATCH: LazyLock<Scratch> = LazyLock::new(Scratch::new);
+
+/// The program whose graph is replaced, and its folder in the file.
+const PROGRAM: &[u8] = include_bytes!("../../crates/program/tests/fixtures/small.pt2");
+const GRAPH: &str = "small/models/model.json";
+
+/// The entries that stay: weights and constants.
+static ENTRIES: LazyLock<Vec<(String, Vec<u8>)>> = LazyLock::new(|| {
+    let archive = ZipArchive::from_slice(PROGRAM).expect("a zip file");
+    let entries = archive.entries().map(|entry| {
+        let entry = entry.expect("an entry");
+        let name = str::from_utf8(entry.file_path().as_bytes()).expect("a name").to_owned();
+        let content = archive.get_entry(entry.wayfinder()).expect("a content").data().to_vec();
+        (name, content)
+    });
+    entries.filter(|(name, _)| name != GRAPH).collect()
+});
+
+fn zip(graph: &[u8]) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    let mut archive = ZipArchiveWriter::new(&mut bytes);
+    let others = ENTRIES.iter().map(|(name, content)| (name.as_str(), content.as_slice()));
+    for (name, content) in others.chain([(GRAPH, graph)]) {
+        let file = archive.new_file(name).compression_method(CompressionMethod::STORE);
+        let (mut entry, config) = file.start().expect("an entry");
+        let mut writer = config.wrap(&mut entry);
+        writer.write_all(content).expect("memory");
+        let (_, descriptor) = writer.finish().expect("memory");
+        entry.finish(descriptor).expect("memory");
+    }
+    archive.finish().expect("memory");
+    bytes
+}
+
+fuzz_target!(|graph: &[u8]| {
+    let path = SCRATCH.fill(&zip(graph));
+    // A node of 40 bytes becomes a structure of 200, twice that while a vector grows; the buffer of the zip has 64 KiB.
+    within(64 * graph.len() + (1 << 20), || {
+        let Some(program) = observe(Program::read(path)) else { return };
+        for tensor in program.parameters.iter().map(|parameter| &parameter.tensor) {
+            assert!(program.storage(tensor).is_ok());
+        }
+        let made = |node: &baton_program::Node| node.makes().collect::<Vec<_>>();
+        let values = program.graph.values;
+        assert!(program.graph.nodes.iter().flat_map(made).all(|value| value.0 < values));
+        let description = program.describe();
+        assert_eq!(description.parameters.len(), program.parameters.len());
+        let _ = observe(program.graph.for_evaluation());
+        let _ = program.graph.for_training(&program.norms, |_| false);
+    });
+});
