@@ -51,7 +51,7 @@ fuzz_target!(|graph: &[u8]| {
         for tensor in program.parameters.iter().map(|parameter| &parameter.tensor) {
             assert!(program.storage(tensor).is_ok());
         }
-        let made = |node: &baton_program::Node| node.makes().collect::<Vec<_>>();
+        let made = |node: &baton_program::GraphNode| node.makes().collect::<Vec<_>>();
         let values = program.graph.values;
         assert!(program.graph.nodes.iter().flat_map(made).all(|value| value.0 < values));
         let description = program.describe();

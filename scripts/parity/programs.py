@@ -94,9 +94,7 @@ NETWORKS = {
     "swin_t": lambda: VISION.swin_t(num_classes=CLASSES),
     "vit_b_16": lambda: VISION.vit_b_16(num_classes=CLASSES, image_size=64),
     "shufflenet_v2": lambda: VISION.shufflenet_v2_x0_5(num_classes=CLASSES),
-    "groupnorm": lambda: VISION.resnet18(
-        num_classes=CLASSES, norm_layer=lambda channels: nn.GroupNorm(8, channels)
-    ),
+    "groupnorm": lambda: VISION.resnet18(num_classes=CLASSES, norm_layer=lambda channels: nn.GroupNorm(8, channels)),
     "timm coatnet": lambda: timm.create_model("coatnet_nano_rw_224", num_classes=CLASSES, img_size=64),
     "timm mixer": lambda: timm.create_model("mixer_s32_224", num_classes=CLASSES, img_size=64),
     "timm convnextv2": lambda: timm.create_model("convnextv2_atto", num_classes=CLASSES),

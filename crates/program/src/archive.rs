@@ -11,11 +11,11 @@ use rawzip::{
 pub(crate) struct Archive {
     zip: ZipArchive<FileReader>,
     /// By name, without the first folder.
-    entries: BTreeMap<String, Entry>,
+    entries: BTreeMap<String, ArchiveEntry>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct ArchiveEntry {
     place: ZipArchiveEntryWayfinder,
     bytes: u64,
     crc32: u32,
@@ -39,7 +39,7 @@ impl Archive {
         while let Some(header) = directory.next_entry().map_err(not_zip)? {
             let Ok(name) = std::str::from_utf8(header.file_path().as_bytes()) else { continue };
             let Some((_, name)) = name.split_once('/') else { continue };
-            let entry = Entry {
+            let entry = ArchiveEntry {
                 place: header.wayfinder(),
                 bytes: header.uncompressed_size_hint(),
                 crc32: header.crc32(),

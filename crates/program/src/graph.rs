@@ -6,7 +6,7 @@ use crate::{schema, tensor::Dtype};
 
 /// Index of a value: an input of the graph, or a result of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Value(pub u32);
+pub struct ValueId(pub u32);
 
 /// A list of operators; each uses only values of the inputs and of earlier nodes.
 #[derive(Clone, Debug, PartialEq)]
@@ -14,16 +14,16 @@ pub struct Graph {
     /// Number of values.
     pub values: u32,
     /// Values that exist before the first node.
-    pub inputs: Vec<(Value, Source)>,
+    pub inputs: Vec<(ValueId, InputSource)>,
     /// The operators in the order of execution.
-    pub nodes: Vec<Node>,
+    pub nodes: Vec<GraphNode>,
     /// What the program returns.
-    pub output: Value,
+    pub output: ValueId,
 }
 
 /// What an input of a graph is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Source {
+pub enum InputSource {
     /// A parameter of the program, by index.
     Parameter(usize),
     /// A mean or variance of BatchNorm, by index.
@@ -36,7 +36,7 @@ pub enum Source {
 
 /// A call of an operator.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Node {
+pub struct GraphNode {
     /// Namespace and name, e.g. `aten::conv2d`; `_operator::mul` for arithmetic of sizes.
     pub operator: String,
     /// Overload, often empty.
@@ -50,9 +50,9 @@ pub struct Node {
     /// Whether autocast may choose its number format.
     pub is_autocast: bool,
     /// Values that no later node uses.
-    pub last_uses: Vec<Value>,
+    pub last_uses: Vec<ValueId>,
     /// Where it comes from, for messages.
-    pub location: Location,
+    pub location: CodeLocation,
 }
 
 /// An argument of a node.
@@ -70,7 +70,7 @@ pub struct NodeArgument {
 #[derive(Clone, Debug, PartialEq)]
 pub enum Argument {
     /// A value of the graph.
-    Value(Value),
+    Value(ValueId),
     /// Nothing.
     None,
     /// An integer.
@@ -112,14 +112,14 @@ pub enum NodeResult {
     /// Nobody uses it.
     Unused,
     /// One value.
-    One(Value),
+    One(ValueId),
     /// The elements of a list.
-    Many(Vec<Value>),
+    Many(Vec<ValueId>),
 }
 
 /// Where a node comes from in the user's code.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Location {
+pub struct CodeLocation {
     /// Name of the node in the exported graph.
     pub node: String,
     /// Path of the module, e.g. `layer1.0.conv1`; empty for the outermost.
@@ -128,7 +128,7 @@ pub struct Location {
     pub line: String,
 }
 
-impl fmt::Display for Location {
+impl fmt::Display for CodeLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "node {}", self.node)?;
         if !self.module.is_empty() {
@@ -141,7 +141,7 @@ impl fmt::Display for Location {
     }
 }
 
-impl Node {
+impl GraphNode {
     /// The argument with this name.
     #[must_use]
     pub fn argument(&self, name: &str) -> Option<&Argument> {
@@ -154,8 +154,8 @@ impl Node {
     }
 
     /// All values that it uses, in the order of its arguments.
-    pub fn uses(&self) -> Vec<Value> {
-        fn collect(argument: &Argument, values: &mut Vec<Value>) {
+    pub fn uses(&self) -> Vec<ValueId> {
+        fn collect(argument: &Argument, values: &mut Vec<ValueId>) {
             match argument {
                 Argument::Value(value) => values.push(*value),
                 Argument::List(list) => list.iter().for_each(|each| collect(each, values)),
@@ -168,7 +168,7 @@ impl Node {
     }
 
     /// All values that it makes.
-    pub fn makes(&self) -> impl Iterator<Item = Value> {
+    pub fn makes(&self) -> impl Iterator<Item = ValueId> {
         self.results
             .iter()
             .flat_map(|result| match result {
@@ -189,7 +189,7 @@ impl Graph {
         }
         for node in self.nodes.iter_mut().rev() {
             node.last_uses.clear();
-            let values: Vec<Value> = node.uses().into_iter().chain(node.makes()).collect();
+            let values: Vec<ValueId> = node.uses().into_iter().chain(node.makes()).collect();
             for value in values {
                 if let Some(used) = is_used.get_mut(value.0 as usize)
                     && !std::mem::replace(used, true)
@@ -203,7 +203,7 @@ impl Graph {
     /// Number of uses of each value by nodes.
     pub(crate) fn use_counts(&self) -> Vec<u32> {
         let mut counts = vec![0_u32; self.values as usize];
-        for value in self.nodes.iter().flat_map(Node::uses) {
+        for value in self.nodes.iter().flat_map(GraphNode::uses) {
             counts[value.0 as usize] += 1;
         }
         counts
@@ -213,20 +213,20 @@ impl Graph {
 /// Puts nested graphs in place and numbers the values.
 pub(crate) struct Flattener {
     pub(crate) values: u32,
-    pub(crate) nodes: Vec<Node>,
+    pub(crate) nodes: Vec<GraphNode>,
 }
 
 /// The values of a graph by name.
-pub(crate) type Scope = BTreeMap<String, Value>;
+pub(crate) type Scope = BTreeMap<String, ValueId>;
 
 /// Settings of the surrounding graphs.
 #[derive(Clone, Copy)]
-pub(crate) struct Settings {
+pub(crate) struct FlattenSettings {
     has_gradient: bool,
     is_autocast: bool,
 }
 
-impl Settings {
+impl FlattenSettings {
     pub(crate) const OUTERMOST: Self = Self { has_gradient: true, is_autocast: true };
 }
 
@@ -252,16 +252,16 @@ impl Flattener {
         Self { values: 0, nodes: Vec::new() }
     }
 
-    pub(crate) fn value(&mut self) -> Value {
+    pub(crate) fn value(&mut self) -> ValueId {
         self.values += 1;
-        Value(self.values - 1)
+        ValueId(self.values - 1)
     }
 
     pub(crate) fn add(
         &mut self,
         graph: &schema::Graph,
         scope: &mut Scope,
-        settings: Settings,
+        settings: FlattenSettings,
     ) -> Result<(), String> {
         for node in &graph.nodes {
             let location = location(node);
@@ -276,10 +276,10 @@ impl Flattener {
 
     fn add_node(
         &mut self,
-        node: &schema::Node,
+        node: &schema::JsonNode,
         scope: &mut Scope,
-        settings: Settings,
-        location: &Location,
+        settings: FlattenSettings,
+        location: &CodeLocation,
     ) -> Result<(), String> {
         let (operator, overload) = operator(&node.target)?;
         if CHECKS.contains(&operator.as_str()) {
@@ -295,7 +295,7 @@ impl Flattener {
         let arguments = arguments.collect::<Result<_, String>>()?;
         let results = node.outputs.iter().map(|output| self.result(output, scope));
         let results = results.collect::<Result<_, String>>()?;
-        self.nodes.push(Node {
+        self.nodes.push(GraphNode {
             operator,
             overload,
             arguments,
@@ -312,15 +312,15 @@ impl Flattener {
     fn add_nested(
         &mut self,
         name: &str,
-        node: &schema::Node,
+        node: &schema::JsonNode,
         scope: &mut Scope,
-        settings: Settings,
+        settings: FlattenSettings,
     ) -> Result<(), String> {
         let mut arguments = node.inputs.iter().map(|input| &input.arg);
         let settings = match name {
             "wrap_with_set_grad_enabled" => match arguments.next() {
                 Some(schema::Argument::AsBool(has_gradient)) => {
-                    Settings { has_gradient: *has_gradient, ..settings }
+                    FlattenSettings { has_gradient: *has_gradient, ..settings }
                 }
                 _ => return Err("has no flag for gradients: the file is damaged".to_owned()),
             },
@@ -328,7 +328,7 @@ impl Flattener {
                 // The type of device, the number format, whether it is enabled, and whether casts are kept.
                 match (arguments.nth(2), arguments.next()) {
                     (Some(schema::Argument::AsBool(false)), Some(_)) => {
-                        Settings { is_autocast: false, ..settings }
+                        FlattenSettings { is_autocast: false, ..settings }
                     }
                     _ => {
                         return Err("enables autocast in the module: remove it and set \
@@ -510,10 +510,10 @@ fn argument(argument: &schema::Argument, scope: &Scope) -> Result<Argument, Stri
     }
 }
 
-fn float(number: &schema::Float) -> Result<Argument, String> {
+fn float(number: &schema::JsonFloat) -> Result<Argument, String> {
     match number {
-        schema::Float::Number(number) => Ok(Argument::Float(*number)),
-        schema::Float::Name(name) => match name.as_str() {
+        schema::JsonFloat::Number(number) => Ok(Argument::Float(*number)),
+        schema::JsonFloat::Name(name) => match name.as_str() {
             "Infinity" => Ok(Argument::Float(f64::INFINITY)),
             "-Infinity" => Ok(Argument::Float(f64::NEG_INFINITY)),
             "NaN" => Ok(Argument::Float(f64::NAN)),
@@ -523,24 +523,24 @@ fn float(number: &schema::Float) -> Result<Argument, String> {
 }
 
 /// The innermost module, and the last line of code that is not PyTorch's.
-fn location(node: &schema::Node) -> Location {
+fn location(node: &schema::JsonNode) -> CodeLocation {
     let metadata = |key: &str| node.metadata.get(key).map_or("", String::as_str);
     // Entries are `key,path,type`.
     let entry = metadata("nn_module_stack").rsplit(';').next();
     let module = entry.and_then(|entry| entry.split(',').nth(1)).unwrap_or_default();
     let is_placeholder = module.starts_with("_empty_nn_module_stack");
-    let frames = metadata("stack_trace").lines().filter_map(|line| {
+    let mut frames = metadata("stack_trace").lines().filter_map(|line| {
         let (file, rest) = line.trim().strip_prefix("File \"")?.split_once("\", line ")?;
         let (line, _) = rest.split_once(',')?;
         Some((file, line))
     });
-    let frame = frames.filter(|(file, _)| !file.contains("/site-packages/torch/")).next_back();
+    let frame = frames.rfind(|(file, _)| !file.contains("/site-packages/torch/"));
     let line = frame.map(|(file, line)| {
         let file = file.rsplit('/').next().unwrap_or(file);
         format!("{file}, line {line}")
     });
     let target = || node.target.clone();
-    Location {
+    CodeLocation {
         node: node.name.clone().filter(|name| !name.is_empty()).unwrap_or_else(target),
         module: if is_placeholder { String::new() } else { module.to_owned() },
         line: line.unwrap_or_default(),

@@ -23,9 +23,9 @@ pub mod tensor;
 use std::path::{Path, PathBuf};
 
 pub use self::{
-    graph::{Argument, Graph, Node, NodeResult, Source, Value},
+    graph::{Argument, Graph, GraphNode, InputSource, NodeResult, ValueId},
     program::{InputTensor, Parameter, Program},
-    rewrite::BatchNorm,
+    rewrite::NormNode,
     tensor::{Dtype, StoredTensor},
 };
 

@@ -11,9 +11,9 @@ use serde::Deserialize;
 use crate::{
     Error,
     archive::Archive,
-    graph::{Flattener, Graph, Scope, Settings, Source, Value},
-    rewrite::{BatchNorm, FoundNorm},
-    schema::{self, InputSpec, OutputSpec, Payload, Size},
+    graph::{FlattenSettings, Flattener, Graph, InputSource, Scope, ValueId},
+    rewrite::{FoundNorm, NormNode},
+    schema::{self, InputSpec, JsonSize, OutputSpec, Payload},
     tensor::{Dtype, StoredTensor, stored},
 };
 
@@ -31,7 +31,7 @@ pub struct Program {
     /// Tensors that training does not change.
     pub constants: Vec<Constant>,
     /// The BatchNorms.
-    pub norms: Vec<BatchNorm>,
+    pub norms: Vec<NormNode>,
     /// The inputs of a batch.
     pub input: InputTensor,
     /// Shape of the outputs; `None` for sizes that depend on the input.
@@ -108,7 +108,7 @@ impl Program {
         let mut digest = blake3::Hasher::new();
         digest.update(&text);
 
-        let mut inputs = Inputs::default();
+        let mut inputs = GraphInputs::default();
         let mut flattener = Flattener::new();
         let mut scope = Scope::new();
         for spec in &program.graph_module.signature.input_specs {
@@ -118,14 +118,14 @@ impl Program {
             }
         }
         let graph = &program.graph_module.graph;
-        flattener.add(graph, &mut scope, Settings::OUTERMOST)?;
+        flattener.add(graph, &mut scope, FlattenSettings::OUTERMOST)?;
         let (output, output_meta) = output(&program.graph_module, &scope)?;
         let Flattener { values, nodes } = flattener;
-        let Inputs { parameters, buffers, values: sources, input } = inputs;
+        let GraphInputs { parameters, buffers, values: sources, input } = inputs;
         let input = input.ok_or("takes no input: give it a tensor of samples")?;
         let mut graph = Graph { values, inputs: Vec::new(), nodes, output };
-        let buffer_of = |value: Value| match sources.get(&value) {
-            Some(Origin::Buffer(index)) => Some(*index),
+        let buffer_of = |value: ValueId| match sources.get(&value) {
+            Some(InputOrigin::Buffer(index)) => Some(*index),
             _ => None,
         };
         graph.remove_counters(|value| {
@@ -146,10 +146,10 @@ impl Program {
         let mut sources_of = Vec::new();
         for (value, origin) in &sources {
             let source = match origin {
-                Origin::Parameter(index) => Source::Parameter(*index),
-                Origin::Input => Source::Input,
-                Origin::Buffer(index) => match roles.get(index) {
-                    Some(statistic) => Source::Statistic(*statistic),
+                InputOrigin::Parameter(index) => InputSource::Parameter(*index),
+                InputOrigin::Input => InputSource::Input,
+                InputOrigin::Buffer(index) => match roles.get(index) {
+                    Some(statistic) => InputSource::Statistic(*statistic),
                     // An export counts the updates itself.
                     None if is_update_count(&buffers[*index].tensor.name)
                         && graph.use_counts()[value.0 as usize] == 0 =>
@@ -158,7 +158,7 @@ impl Program {
                     }
                     None => {
                         constants.push(buffers[*index].clone());
-                        Source::Constant(constants.len() - 1)
+                        InputSource::Constant(constants.len() - 1)
                     }
                 },
             };
@@ -277,8 +277,8 @@ struct Stored<'a> {
     constants: Payload,
 }
 
-const WEIGHTS: &str = "data/weights";
-const CONSTANTS: &str = "data/constants";
+const WEIGHTS_FOLDER: &str = "data/weights";
+const CONSTANTS_FOLDER: &str = "data/constants";
 
 impl<'a> Stored<'a> {
     fn read(archive: &'a Archive, name: &str) -> Result<Self, String> {
@@ -287,13 +287,14 @@ impl<'a> Stored<'a> {
             let text = archive.read(&path)?;
             serde_json::from_slice(&text).map_err(|error| format!("{path} is damaged: {error}"))
         };
-        let (weights, constants) = (list(WEIGHTS, "weights")?, list(CONSTANTS, "constants")?);
+        let (weights, constants) =
+            (list(WEIGHTS_FOLDER, "weights")?, list(CONSTANTS_FOLDER, "constants")?);
         Ok(Self { archive, weights, constants })
     }
 
     /// A parameter or buffer. Buffers that are not persistent are among the constants.
     fn find(&self, name: &str) -> Result<(StoredTensor, bool), String> {
-        let lists = [(&self.weights, WEIGHTS), (&self.constants, CONSTANTS)];
+        let lists = [(&self.weights, WEIGHTS_FOLDER), (&self.constants, CONSTANTS_FOLDER)];
         let found =
             lists.into_iter().find_map(|(list, folder)| Some((list.config.get(name)?, folder)));
         let (entry, folder) =
@@ -305,7 +306,7 @@ impl<'a> Stored<'a> {
 }
 
 /// What a value of the graph's inputs is.
-enum Origin {
+enum InputOrigin {
     Parameter(usize),
     Buffer(usize),
     Input,
@@ -313,10 +314,10 @@ enum Origin {
 
 /// The inputs of the graph while they are read.
 #[derive(Default)]
-struct Inputs {
+struct GraphInputs {
     parameters: Vec<Parameter>,
     buffers: Vec<Constant>,
-    values: BTreeMap<Value, Origin>,
+    values: BTreeMap<ValueId, InputOrigin>,
     input: Option<OpenInput>,
 }
 
@@ -324,10 +325,10 @@ struct Inputs {
 struct OpenInput {
     name: String,
     dtype: Dtype,
-    sizes: Vec<Size>,
+    sizes: Vec<JsonSize>,
 }
 
-impl Inputs {
+impl GraphInputs {
     /// Adds an input; returns its name in the graph.
     fn add(
         &mut self,
@@ -335,10 +336,10 @@ impl Inputs {
         stored: &Stored<'_>,
         graph: &schema::Graph,
         flattener: &mut Flattener,
-    ) -> Result<Option<(String, Value)>, String> {
+    ) -> Result<Option<(String, ValueId)>, String> {
         let (name, origin) = match spec {
             InputSpec::Parameter { arg, parameter_name } => {
-                (&arg.name, Origin::Parameter(self.parameter(parameter_name, stored)?))
+                (&arg.name, InputOrigin::Parameter(self.parameter(parameter_name, stored)?))
             }
             InputSpec::Buffer { arg, buffer_name, persistent } => {
                 (&arg.name, self.buffer(buffer_name, *persistent, stored)?)
@@ -360,7 +361,7 @@ impl Inputs {
                     .ok_or_else(|| format!("input {} has an unknown type", name.name))?;
                 let sizes = meta.sizes.clone();
                 self.input = Some(OpenInput { name: name.name.clone(), dtype, sizes });
-                (&name.name, Origin::Input)
+                (&name.name, InputOrigin::Input)
             }
             // A constant argument such as None or True: it is part of the nodes already.
             InputSpec::UserInput { .. } | InputSpec::ConstantInput(_) => return Ok(None),
@@ -396,10 +397,10 @@ impl Inputs {
         name: &str,
         is_persistent: bool,
         stored: &Stored<'_>,
-    ) -> Result<Origin, String> {
+    ) -> Result<InputOrigin, String> {
         let (tensor, _) = stored.find(name)?;
         self.buffers.push(Constant { tensor, is_persistent });
-        Ok(Origin::Buffer(self.buffers.len() - 1))
+        Ok(InputOrigin::Buffer(self.buffers.len() - 1))
     }
 }
 
@@ -410,8 +411,8 @@ impl OpenInput {
     ) -> Result<InputTensor, String> {
         let Self { name, dtype, sizes } = self;
         let samples = match sizes.first() {
-            Some(Size::AsExpr(expression)) => &expression.expr_str,
-            Some(Size::AsInt(samples)) => {
+            Some(JsonSize::AsExpr(expression)) => &expression.expr_str,
+            Some(JsonSize::AsInt(samples)) => {
                 return Err(format!(
                     "takes exactly {samples} samples: export it with dynamic_shapes=({{0: torch.export.Dim(\"b\", min=2, \
                      max=4096)}},)"
@@ -434,10 +435,10 @@ impl OpenInput {
     }
 }
 
-fn shape(sizes: &[Size]) -> Vec<Option<u64>> {
-    let size = |size: &Size| match size {
-        Size::AsInt(size) => u64::try_from(*size).ok(),
-        Size::AsExpr(_) => None,
+fn shape(sizes: &[JsonSize]) -> Vec<Option<u64>> {
+    let size = |size: &JsonSize| match size {
+        JsonSize::AsInt(size) => u64::try_from(*size).ok(),
+        JsonSize::AsExpr(_) => None,
     };
     sizes.iter().map(size).collect()
 }
@@ -446,7 +447,7 @@ fn shape(sizes: &[Size]) -> Vec<Option<u64>> {
 fn output(
     module: &schema::GraphModule,
     scope: &Scope,
-) -> Result<(Value, schema::TensorMeta), String> {
+) -> Result<(ValueId, schema::TensorMeta), String> {
     let mut outputs = Vec::new();
     for spec in &module.signature.output_specs {
         match spec {
@@ -485,7 +486,7 @@ fn is_update_count(name: &str) -> bool {
     name.rsplit('.').next() == Some("num_batches_tracked")
 }
 
-type Statistics = (BTreeMap<usize, usize>, Vec<BatchNorm>, Vec<StoredTensor>);
+type Statistics = (BTreeMap<usize, usize>, Vec<NormNode>, Vec<StoredTensor>);
 
 /// Which buffers are statistics, by their index among the buffers.
 fn statistics(
@@ -514,7 +515,7 @@ fn statistics(
             tensors.push(tensor.clone());
         }
         let [mean, variance] = indices;
-        norms.push(BatchNorm {
+        norms.push(NormNode {
             node: *node,
             mean,
             variance,
@@ -532,7 +533,7 @@ fn min_batch(found: &[FoundNorm], graph: &schema::Graph) -> u64 {
     }
     let norms =
         graph.nodes.iter().filter(|node| node.target.starts_with("torch.ops.aten.batch_norm."));
-    let has_one_value = |node: &schema::Node| {
+    let has_one_value = |node: &schema::JsonNode| {
         let Some(schema::Argument::AsTensor(input)) = node.inputs.first().map(|input| &input.arg)
         else {
             return false;

@@ -1,10 +1,10 @@
 //! Changes of a graph where bits or the mode of execution depend on it.
 
-use crate::graph::{Argument, Graph, Node, Source, Value};
+use crate::graph::{Argument, Graph, GraphNode, InputSource, ValueId};
 
 /// A BatchNorm of the graph.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct BatchNorm {
+pub struct NormNode {
     /// Index of its node.
     pub(crate) node: usize,
     /// Statistic: running mean.
@@ -33,7 +33,7 @@ impl Graph {
     /// The graph for training: BatchNorm replaces its statistics by those of the batch. With frozen statistics, as
     /// `is_frozen` says by index, it uses them and leaves them as they are.
     #[must_use]
-    pub fn for_training(&self, norms: &[BatchNorm], is_frozen: impl Fn(usize) -> bool) -> Self {
+    pub fn for_training(&self, norms: &[NormNode], is_frozen: impl Fn(usize) -> bool) -> Self {
         let mut graph = self.clone();
         for norm in norms {
             let node = &mut graph.nodes[norm.node];
@@ -83,7 +83,7 @@ impl Graph {
     /// All BatchNorms. `buffer_of` gives the index of a buffer for a value that is one.
     pub(crate) fn norms(
         &self,
-        buffer_of: impl Fn(Value) -> Option<usize>,
+        buffer_of: impl Fn(ValueId) -> Option<usize>,
     ) -> Result<Vec<FoundNorm>, String> {
         let mut norms = Vec::new();
         for (index, node) in self.nodes.iter().enumerate() {
@@ -128,10 +128,10 @@ impl Graph {
     }
 
     /// Removes counters that nothing reads, such as BatchNorm's `num_batches_tracked`.
-    pub(crate) fn remove_counters(&mut self, is_scalar_buffer: impl Fn(Value) -> bool) {
+    pub(crate) fn remove_counters(&mut self, is_scalar_buffer: impl Fn(ValueId) -> bool) {
         let uses = self.use_counts();
-        let is_counter = |node: &Node| {
-            let made: Vec<Value> = node.makes().collect();
+        let is_counter = |node: &GraphNode| {
+            let made: Vec<ValueId> = node.makes().collect();
             match (node.uses().as_slice(), made.as_slice()) {
                 ([counter], [result]) => {
                     node.operator == "aten::add_"
@@ -149,12 +149,12 @@ impl Graph {
 
     /// The value of an input of the graph.
     #[must_use]
-    pub fn input(&self, source: Source) -> Option<Value> {
+    pub fn input(&self, source: InputSource) -> Option<ValueId> {
         self.inputs.iter().find(|(_, other)| *other == source).map(|(value, _)| *value)
     }
 }
 
-fn set(node: &mut Node, name: &str, value: Argument) {
+fn set(node: &mut GraphNode, name: &str, value: Argument) {
     if let Some(argument) = node.argument_mut(name) {
         *argument = value;
     }
@@ -168,10 +168,10 @@ fn is_scaled_bernoulli(graph: &Graph, index: usize) -> bool {
     else {
         return false;
     };
-    let made: Vec<Value> = node.makes().collect();
+    let made: Vec<ValueId> = node.makes().collect();
     let mut users =
         graph.nodes.iter().filter(|user| user.uses().iter().any(|value| made.contains(value)));
-    let divides = |user: &Node| {
+    let divides = |user: &GraphNode| {
         matches!(user.operator.as_str(), "aten::div_" | "aten::div")
             && user.argument("other") == Some(probability)
     };

@@ -76,12 +76,12 @@ pub(crate) enum OutputSpec {
 pub(crate) struct Graph {
     pub(crate) inputs: Vec<Argument>,
     pub(crate) outputs: Vec<Argument>,
-    pub(crate) nodes: Vec<Node>,
+    pub(crate) nodes: Vec<JsonNode>,
     pub(crate) tensor_values: BTreeMap<String, TensorMeta>,
 }
 
 #[derive(Debug, Deserialize)]
-pub(crate) struct Node {
+pub(crate) struct JsonNode {
     pub(crate) target: String,
     pub(crate) inputs: Vec<NamedArgument>,
     pub(crate) outputs: Vec<Argument>,
@@ -112,16 +112,16 @@ pub(crate) enum Argument {
     AsNestedTensors(IgnoredAny),
     AsInt(i64),
     AsInts(Vec<i64>),
-    AsFloat(Float),
-    AsFloats(Vec<Float>),
+    AsFloat(JsonFloat),
+    AsFloats(Vec<JsonFloat>),
     AsBool(bool),
     AsBools(Vec<bool>),
     AsString(String),
     AsStrings(IgnoredAny),
     AsSymInt(Symbol<i64>),
     AsSymInts(Vec<Symbol<i64>>),
-    AsSymFloat(Symbol<Float>),
-    AsSymFloats(Vec<Symbol<Float>>),
+    AsSymFloat(Symbol<JsonFloat>),
+    AsSymFloats(Vec<Symbol<JsonFloat>>),
     AsSymBool(Symbol<bool>),
     AsSymBools(Vec<Symbol<bool>>),
     AsScalarType(u8),
@@ -160,7 +160,7 @@ pub(crate) enum Symbol<T> {
 /// JSON has no infinity.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
-pub(crate) enum Float {
+pub(crate) enum JsonFloat {
     Number(f64),
     Name(String),
 }
@@ -173,15 +173,15 @@ pub(crate) struct GraphArgument {
 #[derive(Clone, Debug, Deserialize)]
 pub(crate) struct TensorMeta {
     pub(crate) dtype: u8,
-    pub(crate) sizes: Vec<Size>,
+    pub(crate) sizes: Vec<JsonSize>,
     pub(crate) requires_grad: bool,
-    pub(crate) strides: Vec<Size>,
-    pub(crate) storage_offset: Size,
+    pub(crate) strides: Vec<JsonSize>,
+    pub(crate) storage_offset: JsonSize,
 }
 
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(crate) enum Size {
+pub(crate) enum JsonSize {
     AsInt(i64),
     AsExpr(Expression),
 }

@@ -1,6 +1,6 @@
 //! Tensors in the file.
 
-use crate::schema::{PayloadEntry, Size, TensorMeta};
+use crate::schema::{JsonSize, PayloadEntry, TensorMeta};
 
 /// Type of the elements; the discriminants are the file's numbers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -95,11 +95,11 @@ impl StoredTensor {
     ) -> Result<Self, String> {
         let dtype = Dtype::of(meta.dtype)
             .ok_or_else(|| format!("{name} has a type that is not supported ({})", meta.dtype))?;
-        let number = |size: &Size| match size {
-            Size::AsInt(size) => u64::try_from(*size).ok(),
-            Size::AsExpr(_) => None,
+        let number = |size: &JsonSize| match size {
+            JsonSize::AsInt(size) => u64::try_from(*size).ok(),
+            JsonSize::AsExpr(_) => None,
         };
-        let numbers = |sizes: &[Size]| sizes.iter().map(number).collect::<Option<Vec<u64>>>();
+        let numbers = |sizes: &[JsonSize]| sizes.iter().map(number).collect::<Option<Vec<u64>>>();
         let parsed = (|| {
             let (shape, strides) = (numbers(&meta.sizes)?, numbers(&meta.strides)?);
             let offset = number(&meta.storage_offset)?;

@@ -4,7 +4,7 @@
 
 use std::{fs, path::PathBuf};
 
-use baton_program::{Argument, Dtype, Error, Program, Source};
+use baton_program::{Argument, Dtype, Error, InputSource, Program};
 use tempfile::TempDir;
 
 fn fixture(name: &str) -> PathBuf {
@@ -160,9 +160,11 @@ fn every_value_is_made_before_it_is_used_and_released_once() {
     // What is left is the output, and inputs that nobody uses.
     assert!(alive[graph.output.0 as usize]);
     let unused = graph.inputs.iter().filter(|(value, _)| alive[value.0 as usize]);
-    let unused: Vec<Source> = unused.map(|(_, source)| *source).collect();
+    let unused: Vec<InputSource> = unused.map(|(_, source)| *source).collect();
     assert!(
-        unused.iter().all(|source| matches!(source, Source::Constant(_) | Source::Parameter(_)))
+        unused
+            .iter()
+            .all(|source| matches!(source, InputSource::Constant(_) | InputSource::Parameter(_)))
     );
 }
 

@@ -10,7 +10,7 @@ use super::{
     failure::During,
     flat::{FlatLayout, views},
     fused::{self, Epilogue, Fused},
-    network::{Network, NetworkState, PassResult},
+    network::{NetworkState, PassResult, TorchNetwork},
     working,
 };
 use crate::learner::Error;
@@ -64,7 +64,7 @@ impl LayeredNetwork {
     }
 }
 
-impl Network for LayeredNetwork {
+impl TorchNetwork for LayeredNetwork {
     fn description(&self) -> &NetworkDescription {
         &self.description
     }

@@ -23,7 +23,7 @@ use super::{
     input::{DeviceInput, LoadedBatch, signal_shape},
     layers::LayeredNetwork,
     mixing,
-    network::{Network, NetworkState},
+    network::{NetworkState, TorchNetwork},
     optimizer::{Optimizer, Rates},
     program::ProgramNetwork,
     task::{self, Task},
@@ -52,7 +52,7 @@ pub enum BatchNormMode {
 #[derive(Debug)]
 pub struct TorchLearner {
     device: Device,
-    network: Box<dyn Network>,
+    network: Box<dyn TorchNetwork>,
     pub(super) layout: FlatLayout,
     recipe: Recipe,
     input: DeviceInput,
@@ -175,7 +175,7 @@ impl TorchLearner {
         spec: &JobSpec,
         description: &NetworkDescription,
         device: Device,
-        make: impl FnOnce(&FlatLayout, Option<Fused>) -> Result<Box<dyn Network>, Error>,
+        make: impl FnOnce(&FlatLayout, Option<Fused>) -> Result<Box<dyn TorchNetwork>, Error>,
     ) -> Result<Self, Error> {
         let layout = FlatLayout::new(description, spec.model.channels_last);
         let fused = spec.precision.fused.then(|| Fused::on(device)).transpose()?;
@@ -188,7 +188,7 @@ impl TorchLearner {
     fn build(
         spec: &JobSpec,
         device: Device,
-        network: Box<dyn Network>,
+        network: Box<dyn TorchNetwork>,
         layout: FlatLayout,
         input: DeviceInput,
         fused: Option<Fused>,

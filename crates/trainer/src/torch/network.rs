@@ -10,7 +10,7 @@ use tch::{Kind, Tensor};
 use crate::learner::Error;
 
 /// A network on a device. Its state belongs to the learner.
-pub(super) trait Network: Debug + Send {
+pub(super) trait TorchNetwork: Debug + Send {
     /// Its tensors.
     fn description(&self) -> &NetworkDescription;
 

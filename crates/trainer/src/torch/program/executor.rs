@@ -6,8 +6,8 @@ use std::{
 };
 
 use baton_program::{
-    Argument, Dtype, Graph, Node, NodeResult, Source, Value,
-    graph::{Location, MemoryFormat},
+    Argument, Dtype, Graph, GraphNode, InputSource, NodeResult, ValueId,
+    graph::{CodeLocation, MemoryFormat},
 };
 use tch::{Device, TchError, Tensor};
 use torch_sys::C_tensor;
@@ -19,16 +19,16 @@ use super::super::error_text::ErrorText;
 pub(super) struct Executor {
     graph: NonNull<CGraph>,
     nodes: Vec<NodeSettings>,
-    inputs: Vec<(Value, Source)>,
+    inputs: Vec<(ValueId, InputSource)>,
     values: u32,
-    output: Value,
+    output: ValueId,
 }
 
 #[derive(Debug)]
 struct NodeSettings {
     has_gradient: bool,
     is_autocast: bool,
-    location: Location,
+    location: CodeLocation,
 }
 
 /// How a graph is run.
@@ -80,7 +80,7 @@ impl Executor {
         Ok(executor)
     }
 
-    fn add(&mut self, node: &Node) -> tch::Result<()> {
+    fn add(&mut self, node: &GraphNode) -> tch::Result<()> {
         for argument in &node.arguments {
             self.push(&argument.value);
             let name = c_string(&argument.name)?;
@@ -157,11 +157,11 @@ impl Executor {
     /// returned true.
     pub(super) fn run<'a>(
         &self,
-        source: &dyn Fn(Source) -> &'a Tensor,
+        source: &dyn Fn(InputSource) -> &'a Tensor,
         how: HowToRun<'_>,
         is_interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Tensor>, RunError> {
-        let values = Values::new(self.values);
+        let values = RunValues::new(self.values);
         for (value, from) in &self.inputs {
             values.set(*value, source(*from));
         }
@@ -201,20 +201,20 @@ impl Drop for Executor {
 unsafe impl Send for Executor {}
 
 /// The values of one run.
-struct Values(*mut CValues);
+struct RunValues(*mut CValues);
 
-impl Values {
+impl RunValues {
     fn new(len: u32) -> Self {
         // SAFETY: returns a new object, or ends the process if there is no memory.
         Self(unsafe { baton_values_new(len as usize) })
     }
 
-    fn set(&self, value: Value, tensor: &Tensor) {
+    fn set(&self, value: ValueId, tensor: &Tensor) {
         // SAFETY: both are alive; the value is one of the graph.
         unsafe { baton_values_set(self.0, value.0, tensor.as_ptr()) };
     }
 
-    fn take(&self, value: Value) -> Option<Tensor> {
+    fn take(&self, value: ValueId) -> Option<Tensor> {
         // SAFETY: the values are alive; a tensor is given away.
         let tensor = unsafe { baton_values_take(self.0, value.0) };
         // SAFETY: no other code has this pointer.
@@ -222,7 +222,7 @@ impl Values {
     }
 }
 
-impl Drop for Values {
+impl Drop for RunValues {
     fn drop(&mut self) {
         // SAFETY: made by `baton_values_new`, and freed once.
         unsafe { baton_values_free(self.0) };

@@ -11,14 +11,14 @@ use std::path::Path;
 
 use baton_data::random::Draws;
 use baton_model::{InputShape, NetworkDescription};
-use baton_program::{Dtype, Program, Source, StoredTensor};
+use baton_program::{Dtype, InputSource, Program, StoredTensor};
 use baton_recipe::{JobSpec, spec::Compute};
 use tch::{Device, Kind, Tensor};
 
 use self::executor::{Executor, HowToRun, RunError};
 use super::{
     failure::During,
-    network::{Network, NetworkState, PassResult},
+    network::{NetworkState, PassResult, TorchNetwork},
 };
 use crate::learner::Error;
 
@@ -81,18 +81,18 @@ impl ProgramNetwork {
     /// The tensor behind an input of the graph.
     fn source<'a>(
         &'a self,
-        source: Source,
+        source: InputSource,
         inputs: &'a Tensor,
         state: NetworkState<'a>,
     ) -> &'a Tensor {
         match source {
-            Source::Parameter(index) => &state.parameters[index],
-            Source::Statistic(index) if self.description.statistics[index].is_frozen() => {
+            InputSource::Parameter(index) => &state.parameters[index],
+            InputSource::Statistic(index) if self.description.statistics[index].is_frozen() => {
                 &state.running[index]
             }
-            Source::Statistic(index) => &state.batch.unwrap_or(state.running)[index],
-            Source::Constant(index) => &self.constants[index],
-            Source::Input => inputs,
+            InputSource::Statistic(index) => &state.batch.unwrap_or(state.running)[index],
+            InputSource::Constant(index) => &self.constants[index],
+            InputSource::Input => inputs,
         }
     }
 
@@ -136,7 +136,7 @@ impl ProgramNetwork {
     }
 }
 
-impl Network for ProgramNetwork {
+impl TorchNetwork for ProgramNetwork {
     fn description(&self) -> &NetworkDescription {
         &self.description
     }
