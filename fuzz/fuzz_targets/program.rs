@@ -56,7 +56,7 @@ fuzz_target!(|graph: &[u8]| {
         assert!(program.graph.nodes.iter().flat_map(made).all(|value| value.0 < values));
         let description = program.describe();
         assert_eq!(description.parameters.len(), program.parameters.len());
-        let _ = observe(program.graph.for_evaluation());
+        let _ = observe(program.evaluation());
         let _ = program.graph.for_training(&program.norms, |_| false);
     });
 });

@@ -58,6 +58,19 @@ class Running(nn.Module):
         return y - self.average
 
 
+class Clipped(nn.Module):
+    """Changes its own weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(192, 10)
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.fc.weight.clamp_(-0.05, 0.05)
+        return self.fc(x.flatten(1))
+
+
 def write(name, model, batch=True):
     shapes = ({0: torch.export.Dim("batch", min=2, max=256)},) if batch else None
     program = torch.export.export(model, (torch.randn(3, 3, 8, 8),), dynamic_shapes=shapes)
@@ -89,6 +102,7 @@ def main():
     write("evaluation", Small().eval())
     write("fixed_batch", Small().train(), batch=False)
     write("running_buffer", Running().train())
+    write("changed_parameter", Clipped().train())
 
 
 if __name__ == "__main__":

@@ -379,6 +379,56 @@ fn a_dashboard_needs_a_terminal_and_names_alternatives() {
     assert!(error.contains("needs a terminal") && error.contains("baton watch"), "{error}");
 }
 
+/// A program of crates/program's tests.
+fn program(name: &str) -> String {
+    format!("{}/../program/tests/fixtures/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn a_program_is_inspected_and_one_that_cannot_be_trained_refused() {
+    let folder = TestFolder::new();
+    let text = stdout(&folder.baton(&["model", "inspect", &program("small.pt2")]));
+    for line in [
+        "input       x float32 (samples, 3, 8, 8), at most 256 samples",
+        "output      (samples, 10)",
+        "parameters  394 in 7 tensors, 394 trained",
+        "     1  aten::batch_norm",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    let json = stdout(&folder.baton(&["model", "inspect", "--json", &program("small.pt2")]));
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(json["operators"]["aten::linear"], 3);
+    assert_eq!(json["input"]["shape"], serde_json::json!([null, 3, 8, 8]));
+
+    let line = folder.rejected(2, &["model", "inspect", &program("evaluation.pt2")]);
+    assert!(line.ends_with("call model.train() before torch.export.export"), "{line}");
+}
+
+#[test]
+fn a_recipe_check_reads_the_program() {
+    let folder = TestFolder::new();
+    let check = |name: &str, classes: u32| {
+        let program = format!("model.program={}", program(name));
+        let classes = format!("model.num_classes={classes}");
+        let mut arguments = vec!["recipe", "check", "good.toml", "--set", "model.arch=program"];
+        arguments.extend(["--set", &program, "--set", &classes, "--set", "train.resolution=8"]);
+        let output = folder.baton(&arguments);
+        (output.status.code(), String::from_utf8(output.stdout).unwrap())
+    };
+    let (code, text) = check("small.pt2", 10);
+    assert_eq!(code, Some(0), "{text}");
+    let (code, text) = check("small.pt2", 11);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(
+        text.contains("returns (samples, 10), but the recipe has model.num_classes = 11"),
+        "{text}"
+    );
+    let (code, text) = check("evaluation.pt2", 10);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(text.contains("call model.train()"), "{text}");
+}
+
 #[test]
 fn help_lists_the_commands_in_the_order_of_use() {
     let help = stdout(&TestFolder::new().baton(&["--help"]));

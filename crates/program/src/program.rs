@@ -184,6 +184,37 @@ impl Program {
         })
     }
 
+    /// Checks that it can be trained for this number of outputs.
+    ///
+    /// # Errors
+    /// It returns another shape, or cannot be evaluated or exported.
+    pub fn fits(&self, outputs: u32) -> Result<(), Error> {
+        if self.output != [None, Some(u64::from(outputs))] {
+            let shape = shape_text(&self.output);
+            return Err(self.error(format!(
+                "returns {shape}, but the recipe has model.num_classes = {outputs}: it must return (samples, {outputs})"
+            )));
+        }
+        if let Some(constant) = self.persistent_constants().find(|constant| {
+            !matches!(constant.tensor.dtype, Dtype::F32 | Dtype::I64 | Dtype::I32 | Dtype::Bool)
+        }) {
+            let StoredTensor { name, dtype, .. } = &constant.tensor;
+            return Err(self.error(format!(
+                "keeps buffer {name} as {}: make it float32, or register it with persistent=False",
+                dtype.name()
+            )));
+        }
+        self.evaluation().map(drop)
+    }
+
+    /// The graph for evaluation.
+    ///
+    /// # Errors
+    /// Random numbers whose counterpart in evaluation mode is unknown.
+    pub fn evaluation(&self) -> Result<Graph, Error> {
+        self.graph.for_evaluation().map_err(|problem| self.error(problem))
+    }
+
     /// The bytes of a tensor's storage.
     ///
     /// # Errors
@@ -246,6 +277,18 @@ impl Program {
     pub fn persistent_constants(&self) -> impl Iterator<Item = &Constant> {
         self.constants.iter().filter(|constant| constant.is_persistent)
     }
+}
+
+/// A shape as text, such as `(samples, 3, any)`.
+#[must_use]
+pub fn shape_text(shape: &[Option<u64>]) -> String {
+    let size = |(axis, size): (usize, &Option<u64>)| match (size, axis) {
+        (Some(size), _) => size.to_string(),
+        (None, 0) => "samples".to_owned(),
+        (None, _) => "any".to_owned(),
+    };
+    let sizes: Vec<String> = shape.iter().enumerate().map(size).collect();
+    format!("({})", sizes.join(", "))
 }
 
 /// The only model of a file.

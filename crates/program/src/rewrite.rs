@@ -51,7 +51,7 @@ impl Graph {
     ///
     /// # Errors
     /// Random numbers whose counterpart in evaluation mode is unknown.
-    pub fn for_evaluation(&self) -> Result<Self, String> {
+    pub(crate) fn for_evaluation(&self) -> Result<Self, String> {
         let mut graph = self.clone();
         let scaled: Vec<bool> =
             (0..graph.nodes.len()).map(|index| is_scaled_bernoulli(&graph, index)).collect();

@@ -28,7 +28,7 @@ fn read(folder: &TempDir, bytes: &[u8]) -> Result<Program, Error> {
     for parameter in &program.parameters {
         program.storage(&parameter.tensor)?;
     }
-    let _ = program.graph.for_evaluation();
+    let _ = program.evaluation();
     Ok(program)
 }
 
@@ -118,7 +118,7 @@ fn counters_that_nothing_reads_are_left_out() {
 #[test]
 fn evaluation_flips_flags_and_keeps_everything_in_stochastic_depth() {
     let program = small();
-    let evaluation = program.graph.for_evaluation().unwrap();
+    let evaluation = program.evaluation().unwrap();
     let node = |operator: &str| evaluation.nodes.iter().find(|node| node.operator == operator);
     assert_eq!(node("aten::dropout").unwrap().argument("train"), Some(&Argument::Bool(false)));
     assert_eq!(

@@ -9,6 +9,7 @@ mod data;
 mod events;
 mod logs;
 mod metrics;
+mod model;
 mod plan;
 pub(crate) mod recipe;
 mod recoveries;
@@ -79,6 +80,8 @@ enum Command {
     Aws(baton_aws::Command),
     #[command(subcommand)]
     Data(data::Command),
+    #[command(subcommand)]
+    Model(model::Command),
     Cert(cert::Args),
     Completion(completion::Args),
 }
@@ -102,6 +105,7 @@ impl Cli {
             Command::Aws(command) => return baton_aws::run(&command).await,
             Command::Plan(args) => plan::run(&args),
             Command::Data(command) => data::run(&command),
+            Command::Model(command) => model::run(&command),
             Command::Cert(args) => cert::run(&args),
             Command::Completion(args) => completion::run(&args),
         };

@@ -7,6 +7,7 @@ use baton_plan::{
     MACHINES, Notice, PlanRequest, RecipePlan,
     notice::{EvaluationTime, missed_deadlines},
 };
+use baton_program::Program;
 use baton_recipe::{
     InputKind, JobSpec,
     dry_run::{DryRun, MAX_SAMPLES},
@@ -81,6 +82,9 @@ fn check(path: &Path, args: &Args) -> CheckedRecipe {
         Err(error) => return CheckedRecipe { problem: Some(error.to_string()), ..found },
     };
     let deprecated_keys = spec.deprecated_keys();
+    if let Some(problem) = program_problem(&spec) {
+        return CheckedRecipe { problem: Some(problem), ..found };
+    }
     let val_samples = match Samples::at(&spec.data.val, args.val_samples) {
         Ok(samples) => samples,
         Err(problem) => return CheckedRecipe { problem: Some(problem), ..found },
@@ -119,6 +123,13 @@ fn check(path: &Path, args: &Args) -> CheckedRecipe {
             }
         },
     }
+}
+
+/// Why the program of a recipe cannot be trained.
+fn program_problem(spec: &JobSpec) -> Option<String> {
+    let path = spec.model.arch.is_program().then(|| Path::new(&spec.model.program))?;
+    let problem = Program::read(path).and_then(|program| program.fits(spec.model.num_classes));
+    problem.err().map(|error| format!("model.program: {error}"))
 }
 
 /// Estimated duration of an evaluation on every known machine. Empty if there is no estimate: on a CPU, for signals,

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use baton_data::random::Draws;
 use baton_model::{InputShape, NetworkDescription};
-use baton_program::{Dtype, InputSource, Program, StoredTensor};
+use baton_program::{Dtype, InputSource, Program, StoredTensor, program::shape_text};
 use baton_recipe::{JobSpec, spec::Compute};
 use tch::{Device, Kind, Tensor};
 
@@ -42,25 +42,10 @@ impl ProgramNetwork {
     pub(super) fn read(spec: &JobSpec, device: Device) -> Result<Self, Error> {
         let program = Program::read(Path::new(&spec.model.program)).map_err(recipe)?;
         let fail = |problem: String| recipe(program.error(problem));
-        let outputs = u64::from(spec.model.num_classes);
-        if !matches!(program.output[..], [None, Some(found)] if found == outputs) {
-            let shape = shape_text(&program.output);
-            return Err(fail(format!(
-                "returns {shape}, but the recipe has model.num_classes = {outputs}: it must return (samples, {outputs})"
-            )));
-        }
+        program.fits(spec.model.num_classes).map_err(recipe)?;
         let description = program.describe();
-        if let Some(constant) = program.persistent_constants().find(|constant| {
-            !matches!(constant.tensor.dtype, Dtype::F32 | Dtype::I64 | Dtype::I32 | Dtype::Bool)
-        }) {
-            let StoredTensor { name, dtype, .. } = &constant.tensor;
-            return Err(fail(format!(
-                "keeps buffer {name} as {}: make it float32, or register it with persistent=False",
-                dtype.name()
-            )));
-        }
         let is_frozen = |index: usize| description.statistics[index].is_frozen();
-        let evaluation = program.graph.for_evaluation().map_err(&fail)?;
+        let evaluation = program.evaluation().map_err(recipe)?;
         let training = program.graph.for_training(&program.norms, is_frozen);
         let constants = program.constants.iter();
         let constants = constants.map(|constant| value(&program, &constant.tensor, device));
@@ -104,7 +89,8 @@ impl ProgramNetwork {
         is_interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Tensor>, Error> {
         let executor = if state.batch.is_some() { &self.training } else { &self.evaluation };
-        let versions = || -> Vec<u32> { self.constants.iter().map(executor::version).collect() };
+        let given = || self.constants.iter().chain(state.parameters).chain(state.running);
+        let versions = || -> Vec<u32> { given().map(executor::version).collect() };
         let before = versions();
         let how = HowToRun {
             has_gradient: random.is_some(),
@@ -115,10 +101,14 @@ impl ProgramNetwork {
             executor.run(&|source| self.source(source, inputs, state), how, is_interrupted);
         let changed = before.iter().zip(versions()).position(|(before, after)| *before != after);
         if let Some(index) = changed {
-            let name = &self.program.constants[index].tensor.name;
+            // All parameters share their memory, so that any of them may be meant.
+            let what = match self.program.constants.get(index) {
+                Some(constant) => format!("buffer {}", constant.tensor.name),
+                None => "a parameter".to_owned(),
+            };
             return Err(recipe(self.program.error(format!(
-                "changes buffer {name} in a step, and only BatchNorm's statistics are kept exactly: compute it from the \
-                 inputs, or make it a parameter"
+                "changes {what} in a step, and only BatchNorm's statistics are kept exactly: compute it from the \
+                 inputs, or let the optimizer change it"
             ))));
         }
         match outputs {
@@ -282,15 +272,4 @@ fn value(program: &Program, tensor: &StoredTensor, device: Device) -> Result<Ten
         view.f_contiguous()?.f_to_device(device)
     };
     read().during("read the weights")
-}
-
-/// `(samples, 3, ?)`
-fn shape_text(shape: &[Option<u64>]) -> String {
-    let size = |(axis, size): (usize, &Option<u64>)| match (axis, size) {
-        (_, Some(size)) => size.to_string(),
-        (0, None) => "samples".to_owned(),
-        (_, None) => "?".to_owned(),
-    };
-    let sizes: Vec<String> = shape.iter().enumerate().map(size).collect();
-    format!("({})", sizes.join(", "))
 }

@@ -107,3 +107,15 @@ fn a_batch_of_one_sample_is_evaluated() {
     let stopped = learner.evaluate(&one, EvaluatedWeights::Raw, &mut || true).unwrap();
     assert!(stopped.is_none());
 }
+
+#[test]
+fn a_program_that_changes_a_parameter_itself_is_refused() {
+    let path = format!("model.program={}", fixture("changed_parameter.pt2"));
+    let changes = ["model.arch=program", &path, "model.channels_last=false", "train.resolution=8"];
+    let changes: Vec<&str> = changes.into_iter().chain(["model.zero_init_gamma=false"]).collect();
+    device::set_threads(1);
+    let mut learner = TorchLearner::new(&recipe(&changes), &InputType::Image, Device::Cpu).unwrap();
+    let mut leaf = learner.new_leaf().unwrap();
+    let error = learner.gradient(&images(0), 1.0, &mut leaf).unwrap_err().to_string();
+    assert!(error.contains("changes a parameter in a step"), "{error}");
+}

@@ -1,0 +1,126 @@
+//! `baton model inspect`
+
+use std::{
+    collections::BTreeMap,
+    fmt::Write,
+    path::{Path, PathBuf},
+};
+
+use baton_job::exit::Failure;
+use baton_program::{Error, Program, program::shape_text};
+use serde::Serialize;
+
+use crate::{failure::bad_input, human, json};
+
+/// Show what is in a program: inputs, outputs, parameters, operators
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  baton model inspect net.pt2
+  baton model inspect --json net.pt2 | jq .operators
+
+Reads the graph without its weights. A program that cannot be trained is refused with the reason and
+what to do, exit code 2; only libtorch knows whether every operator exists. docs/any-model.md shows
+how to write a program.")]
+pub(crate) struct Args {
+    /// The file that torch.export.save wrote
+    file: PathBuf,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// What a program contains.
+#[derive(Debug, Serialize)]
+struct InspectedProgram {
+    torch_version: String,
+    input: InspectedTensor,
+    output: InspectedTensor,
+    /// Most samples of a batch; absent without a limit.
+    max_samples: Option<u64>,
+    /// Tensors, a shared one once.
+    parameters: usize,
+    parameter_values: u64,
+    /// Parameters that are not frozen.
+    trained_values: u64,
+    batch_norms: usize,
+    constants: usize,
+    /// Number of calls by operator.
+    operators: BTreeMap<String, u64>,
+    digest: String,
+}
+
+#[derive(Debug, Serialize)]
+struct InspectedTensor {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    dtype: Option<&'static str>,
+    /// `null` for sizes that may change.
+    shape: Vec<Option<u64>>,
+}
+
+pub(super) fn run(args: &Args) -> Result<(), Failure> {
+    let found = inspected(&args.file).map_err(bad_input)?;
+    json::print(args.json, &found, |found| text(found).trim_end().to_owned());
+    Ok(())
+}
+
+fn inspected(path: &Path) -> Result<InspectedProgram, Error> {
+    let program = Program::read(path)?;
+    program.evaluation()?;
+    let mut operators = BTreeMap::new();
+    for node in &program.graph.nodes {
+        *operators.entry(node.operator.clone()).or_default() += 1;
+    }
+    let values = |trained_only: bool| {
+        let parameters = program.parameters.iter();
+        let counted = parameters.filter(|parameter| parameter.requires_grad || !trained_only);
+        counted.map(|parameter| parameter.tensor.len()).sum()
+    };
+    Ok(InspectedProgram {
+        input: InspectedTensor {
+            name: Some(program.input.name.clone()),
+            dtype: Some(program.input.dtype.name()),
+            shape: program.input.shape.clone(),
+        },
+        output: InspectedTensor { name: None, dtype: None, shape: program.output.clone() },
+        max_samples: program.input.max_samples,
+        parameters: program.parameters.len(),
+        parameter_values: values(false),
+        trained_values: values(true),
+        batch_norms: program.norms.len(),
+        constants: program.constants.len(),
+        operators,
+        digest: program.digest,
+        torch_version: program.torch_version,
+    })
+}
+
+fn text(found: &InspectedProgram) -> String {
+    let most = found.max_samples.map_or(String::new(), |most| format!(", at most {most} samples"));
+    let InspectedTensor { name, dtype, shape } = &found.input;
+    let name = name.as_deref().unwrap_or_default();
+    let mut text = format!(
+        "written by PyTorch {}\ninput       {name} {} {}{most}\noutput      {}\n",
+        found.torch_version,
+        dtype.unwrap_or_default(),
+        shape_text(shape),
+        shape_text(&found.output.shape),
+    );
+    // Writing to a string never fails.
+    let _ = writeln!(
+        text,
+        "parameters  {} in {}, {} trained\nkept        {}, {}",
+        human::grouped(found.parameter_values),
+        human::count(found.parameters as u64, "tensor"),
+        human::grouped(found.trained_values),
+        human::count(found.batch_norms as u64, "BatchNorm"),
+        human::count(found.constants as u64, "constant"),
+    );
+    let _ = writeln!(text, "operators");
+    for (operator, calls) in &found.operators {
+        let _ = writeln!(text, "{calls:>6}  {operator}");
+    }
+    text
+}
