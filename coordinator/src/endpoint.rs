@@ -1,13 +1,15 @@
 //! The file `coordinator.json` in the run folder, by which other programs find this coordinator.
 
 use std::{
-    fs,
+    fs::{self, File},
     net::SocketAddr,
     path::{Path, PathBuf},
 };
 
 use anyhow::{Context, Result};
 use baton_access::RunFolder;
+use baton_job::exit::{Failure, bad_input, crash};
+use rustix::{fs::FlockOperation, io::Errno};
 use serde::Serialize;
 
 #[derive(Serialize)]
@@ -20,6 +22,28 @@ struct Endpoint {
     run_id: String,
     /// Inode number of the run folder, by which clients recognize a copy of it.
     folder: u64,
+}
+
+/// The run folder, locked for this process until it ends: a second coordinator would replace and then delete the file.
+pub(crate) struct RunLock(
+    #[allow(dead_code, reason = "the lock lasts as long as the open folder")] File,
+);
+
+impl RunLock {
+    /// # Errors
+    /// Another process holds it.
+    pub(crate) fn take(run_dir: &Path) -> Result<Self, Failure> {
+        let folder = File::open(run_dir)
+            .map_err(|error| crash(format!("run folder {}: {error}", run_dir.display())))?;
+        match rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => Err(bad_input(format!(
+                "run folder {} is in use: another coordinator is running on it; stop it, or give another --run-dir",
+                run_dir.display()
+            ))),
+            // Some network file systems have no locks.
+            Ok(()) | Err(_) => Ok(Self(folder)),
+        }
+    }
 }
 
 /// The file; deleted when this value is dropped.

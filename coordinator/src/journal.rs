@@ -341,6 +341,8 @@ mod tests {
         message::Restore,
     };
 
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+
     use super::*;
 
     fn job_event(message: &str) -> JobEvent {
@@ -364,8 +366,8 @@ mod tests {
         let user = thread::spawn({
             let path = path.clone();
             move || {
-                std::fs::remove_dir(&path).unwrap();
-                std::fs::rename(&moved, &path).unwrap();
+                // At once: without a file in its place, a commit would make a new journal.
+                renameat_with(CWD, &path, CWD, &moved, RenameFlags::EXCHANGE).unwrap();
             }
         });
         journal.commit().unwrap();

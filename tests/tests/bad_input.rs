@@ -108,6 +108,27 @@ fn error_names_an_unwritable_checkpoint_folder() {
     );
 }
 
+#[tokio::test]
+async fn a_second_coordinator_of_a_run_folder_is_refused_with_and_without_a_recipe() {
+    let mut cluster = Cluster::new();
+    cluster.start_coordinator(&[]).await;
+    let endpoint = fs::read(cluster.run_dir().join("coordinator.json")).unwrap();
+    let mut idle = Command::new(binary("baton-coordinator"));
+    idle.args(["serve", "--listen", "127.0.0.1:0", "--run-dir"]).arg(cluster.run_dir());
+    let idle = idle.output().unwrap();
+    assert_eq!(idle.status.code(), Some(i32::from(exit::BAD_INPUT)));
+    let idle = one_error_line(&String::from_utf8_lossy(&idle.stderr));
+    for error in [idle, refused(&cluster, &[])] {
+        assert!(
+            error.ends_with(
+                "another coordinator is running on it; stop it, or give another --run-dir"
+            ),
+            "{error}"
+        );
+    }
+    assert_eq!(fs::read(cluster.run_dir().join("coordinator.json")).unwrap(), endpoint);
+}
+
 #[test]
 fn what_stands_in_the_place_of_the_metrics_is_named_once() {
     let cluster = Cluster::new();

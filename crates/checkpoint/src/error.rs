@@ -3,7 +3,7 @@
 use std::{error, fmt, io, iter};
 
 use baton_job::Generation;
-use baton_s3::{brief, hide_password};
+use baton_s3::{Refusal, brief, hide_password, refusal};
 
 use crate::access::Location;
 
@@ -169,9 +169,13 @@ impl Error {
     /// Whether a later try may succeed: a bucket does not respond, and access to it is not refused.
     #[must_use]
     pub fn is_transient(&self) -> bool {
-        use object_store::Error::{NotFound, PermissionDenied, Unauthenticated};
-        matches!(self, Self::Storage { location, source, .. } if is_bucket(location)
-            && !matches!(**source, NotFound { .. } | PermissionDenied { .. } | Unauthenticated { .. }))
+        self.is_unreachable() && !self.is_refused()
+    }
+
+    /// Whether a bucket refuses access or does not exist.
+    #[must_use]
+    pub fn is_refused(&self) -> bool {
+        matches!(self, Self::Storage { location, source, .. } if is_bucket(location) && refusal(source).is_some())
     }
 
     /// The error for a location that cannot be used.
@@ -242,18 +246,17 @@ fn folder_remedy(problem: io::ErrorKind) -> Option<&'static str> {
 
 /// The advice at the end of a storage error.
 fn remedy(location: &str, source: &object_store::Error) -> &'static str {
-    use object_store::Error::{NotFound, PermissionDenied, Unauthenticated};
     let causes = iter::successors(Some(source as &(dyn error::Error + 'static)), |e| e.source());
     let system = causes.filter_map(|cause| cause.downcast_ref::<io::Error>()).last();
     let known = system.and_then(|error| folder_remedy(error.kind()));
     if let Some(remedy) = known.filter(|_| !is_bucket(location)) {
         return remedy;
     }
-    match source {
-        PermissionDenied { .. } | Unauthenticated { .. } if is_bucket(location) => {
+    match refusal(source) {
+        Some(Refusal::Access) if is_bucket(location) => {
             "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the role of this machine: it must be allowed to list, read, write and delete objects"
         }
-        NotFound { .. } if is_bucket(location) => {
+        Some(Refusal::Missing) if is_bucket(location) => {
             "check the name of the bucket, AWS_REGION and AWS_ENDPOINT_URL"
         }
         _ if is_bucket(location) => {
@@ -283,6 +286,14 @@ mod tests {
         };
         assert!(failed("s3://bucket/job", timed_out()).is_transient());
         assert!(!failed("s3://bucket/job", refused()).is_transient());
+        // A list is refused without a status of its own.
+        let listed = || object_store::Error::Generic {
+            store: "S3",
+            source: "<Error><Code>ExpiredToken</Code></Error>".into(),
+        };
+        let listed = failed("s3://bucket/job", listed());
+        assert!(!listed.is_transient() && listed.is_refused());
+        assert!(listed.to_string().contains("check AWS_ACCESS_KEY_ID"), "{listed}");
         assert!(!failed("/runs/job", timed_out()).is_transient());
     }
 

@@ -9,16 +9,8 @@ pub const ROLE: &str = "/latest/";
 /// message. It contains no password.
 #[must_use]
 pub fn brief(error: &object_store::Error) -> String {
-    let mut innermost: &dyn Error = error;
-    while let Some(source) = innermost.source() {
-        innermost = source;
-    }
-    let text = innermost.to_string();
-    let tag = |name: &str| {
-        let (_, rest) = text.split_once(&format!("<{name}>"))?;
-        rest.split_once(&format!("</{name}>")).map(|(text, _)| text)
-    };
-    let message = match (tag("Code"), tag("Message")) {
+    let text = innermost(error).to_string();
+    let message = match (tag(&text, "Code"), tag(&text, "Message")) {
         (Some(code), Some(message)) => format!("the store responded with {code}: {message}"),
         (Some(code), None) => format!("the store responded with {code}"),
         _ if error.to_string().contains(ROLE) => {
@@ -27,6 +19,58 @@ pub fn brief(error: &object_store::Error) -> String {
         _ => text.trim_end_matches([':', ' ']).to_owned(),
     };
     hide_password(&message.split_whitespace().collect::<Vec<_>>().join(" "))
+}
+
+/// Why a bucket refused a request, so that another try cannot help.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The credentials are wrong, expired or not allowed to do this.
+    Access,
+    /// The bucket or the object does not exist.
+    Missing,
+}
+
+/// Why the bucket refused; `None` for any other error. For lists and for some codes `object_store` has only the text of the
+/// response.
+#[must_use]
+pub fn refusal(error: &object_store::Error) -> Option<Refusal> {
+    use object_store::Error::{NotFound, PermissionDenied, Unauthenticated};
+    // https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
+    const ACCESS: [&str; 8] = [
+        "AccessDenied",
+        "AccountProblem",
+        "AllAccessDisabled",
+        "ExpiredToken",
+        "InvalidAccessKeyId",
+        "InvalidToken",
+        "RequestTimeTooSkewed",
+        "SignatureDoesNotMatch",
+    ];
+    match error {
+        PermissionDenied { .. } | Unauthenticated { .. } => return Some(Refusal::Access),
+        NotFound { .. } => return Some(Refusal::Missing),
+        _ => {}
+    }
+    let text = innermost(error).to_string();
+    match tag(&text, "Code")? {
+        "NoSuchBucket" => Some(Refusal::Missing),
+        code => ACCESS.contains(&code).then_some(Refusal::Access),
+    }
+}
+
+/// The cause below all layers.
+fn innermost(error: &object_store::Error) -> &dyn Error {
+    let mut innermost: &dyn Error = error;
+    while let Some(source) = innermost.source() {
+        innermost = source;
+    }
+    innermost
+}
+
+/// The content of an element of S3's XML.
+fn tag<'a>(text: &'a str, name: &str) -> Option<&'a str> {
+    let (_, rest) = text.split_once(&format!("<{name}>"))?;
+    rest.split_once(&format!("</{name}>")).map(|(text, _)| text)
 }
 
 /// The text with `…` for the user and the password of every URL in it, as in `http://…@host`.
@@ -69,6 +113,16 @@ mod tests {
             "the store responded with SlowDown"
         );
         assert_eq!(brief(&generic("status code: 503: ")), "status code: 503");
+    }
+
+    #[test]
+    fn a_refusal_is_known_by_its_code_where_only_the_text_has_it() {
+        let coded = |code: &str| refusal(&generic(&format!("<Error><Code>{code}</Code></Error>")));
+        assert_eq!(coded("AccessDenied"), Some(Refusal::Access));
+        assert_eq!(coded("ExpiredToken"), Some(Refusal::Access));
+        assert_eq!(coded("NoSuchBucket"), Some(Refusal::Missing));
+        assert_eq!(coded("SlowDown"), None);
+        assert_eq!(refusal(&generic("connection refused")), None);
     }
 
     #[test]

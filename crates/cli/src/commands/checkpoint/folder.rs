@@ -115,6 +115,7 @@ pub(crate) fn open(location: &str) -> Result<Store, Failure> {
 pub(crate) fn store_failure(error: Error) -> Failure {
     let message = error.to_string();
     match error {
+        _ if error.is_refused() => bad_input(message),
         Error::NoReference(_)
         | Error::Missing { .. }
         | Error::Access { .. }
