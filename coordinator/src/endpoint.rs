@@ -25,11 +25,11 @@ struct Endpoint {
 }
 
 /// The run folder, locked for this process until it ends: a second coordinator would replace and then delete the file.
-pub(crate) struct RunLock(
-    #[allow(dead_code, reason = "the lock lasts as long as the open folder")] File,
-);
+pub(crate) struct ServeLock {
+    _folder: File,
+}
 
-impl RunLock {
+impl ServeLock {
     /// # Errors
     /// Another process holds it.
     pub(crate) fn take(run_dir: &Path) -> Result<Self, Failure> {
@@ -41,7 +41,7 @@ impl RunLock {
                 run_dir.display()
             ))),
             // Some network file systems have no locks.
-            Ok(()) | Err(_) => Ok(Self(folder)),
+            Ok(()) | Err(_) => Ok(Self { _folder: folder }),
         }
     }
 }

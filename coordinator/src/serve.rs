@@ -37,7 +37,7 @@ use crate::{
     body_deadline,
     clock::unix_millis,
     disk,
-    endpoint::{CoordinatorFile, RunLock},
+    endpoint::{CoordinatorFile, ServeLock},
     incoming::{self, Connection},
     job::{JobInput, StatusSnapshot},
     job_service::JobApi,
@@ -89,7 +89,7 @@ pub(crate) fn run(args: &Args) -> Result<Option<Outcome>, Failure> {
                 bad_input(format!("{problem}; give a writable one with --run-dir"))
             })
         })?;
-        let _lock = RunLock::take(&args.run_dir)?;
+        let _lock = ServeLock::take(&args.run_dir)?;
         let run = RunFolder::of(&args.run_dir).map_err(crash)?;
         let run_id = Arc::from(run.run_id.as_str());
         let running = spec.map(|spec| task::block_in_place(|| begin::begin(args, spec)));

@@ -3,7 +3,7 @@
 use std::{error, fmt, io, iter};
 
 use baton_job::Generation;
-use baton_s3::{Refusal, brief, hide_password, refusal};
+use baton_s3::{BucketRefusal, brief, hide_password, refusal};
 
 use crate::access::Location;
 
@@ -253,10 +253,10 @@ fn remedy(location: &str, source: &object_store::Error) -> &'static str {
         return remedy;
     }
     match refusal(source) {
-        Some(Refusal::Access) if is_bucket(location) => {
+        Some(BucketRefusal::Access) if is_bucket(location) => {
             "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the role of this machine: it must be allowed to list, read, write and delete objects"
         }
-        Some(Refusal::Missing) if is_bucket(location) => {
+        Some(BucketRefusal::Missing) if is_bucket(location) => {
             "check the name of the bucket, AWS_REGION and AWS_ENDPOINT_URL"
         }
         _ if is_bucket(location) => {

@@ -23,7 +23,7 @@ pub fn brief(error: &object_store::Error) -> String {
 
 /// Why a bucket refused a request, so that another try cannot help.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
+pub enum BucketRefusal {
     /// The credentials are wrong, expired or not allowed to do this.
     Access,
     /// The bucket or the object does not exist.
@@ -33,7 +33,7 @@ pub enum Refusal {
 /// Why the bucket refused; `None` for any other error. For lists and for some codes `object_store` has only the text of the
 /// response.
 #[must_use]
-pub fn refusal(error: &object_store::Error) -> Option<Refusal> {
+pub fn refusal(error: &object_store::Error) -> Option<BucketRefusal> {
     use object_store::Error::{NotFound, PermissionDenied, Unauthenticated};
     // https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
     const ACCESS: [&str; 8] = [
@@ -47,14 +47,14 @@ pub fn refusal(error: &object_store::Error) -> Option<Refusal> {
         "SignatureDoesNotMatch",
     ];
     match error {
-        PermissionDenied { .. } | Unauthenticated { .. } => return Some(Refusal::Access),
-        NotFound { .. } => return Some(Refusal::Missing),
+        PermissionDenied { .. } | Unauthenticated { .. } => return Some(BucketRefusal::Access),
+        NotFound { .. } => return Some(BucketRefusal::Missing),
         _ => {}
     }
     let text = innermost(error).to_string();
     match tag(&text, "Code")? {
-        "NoSuchBucket" => Some(Refusal::Missing),
-        code => ACCESS.contains(&code).then_some(Refusal::Access),
+        "NoSuchBucket" => Some(BucketRefusal::Missing),
+        code => ACCESS.contains(&code).then_some(BucketRefusal::Access),
     }
 }
 
@@ -118,9 +118,9 @@ mod tests {
     #[test]
     fn a_refusal_is_known_by_its_code_where_only_the_text_has_it() {
         let coded = |code: &str| refusal(&generic(&format!("<Error><Code>{code}</Code></Error>")));
-        assert_eq!(coded("AccessDenied"), Some(Refusal::Access));
-        assert_eq!(coded("ExpiredToken"), Some(Refusal::Access));
-        assert_eq!(coded("NoSuchBucket"), Some(Refusal::Missing));
+        assert_eq!(coded("AccessDenied"), Some(BucketRefusal::Access));
+        assert_eq!(coded("ExpiredToken"), Some(BucketRefusal::Access));
+        assert_eq!(coded("NoSuchBucket"), Some(BucketRefusal::Missing));
         assert_eq!(coded("SlowDown"), None);
         assert_eq!(refusal(&generic("connection refused")), None);
     }
