@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use baton_access::RunFolder;
-use baton_job::exit::{Failure, bad_input, crash};
+use baton_job::exit::{Failure, bad_input};
 use rustix::{fs::FlockOperation, io::Errno};
 use serde::Serialize;
 
@@ -31,10 +31,12 @@ pub(crate) struct ServeLock {
 
 impl ServeLock {
     /// # Errors
-    /// Another process holds it.
+    /// Another process holds it, or the folder cannot be read.
     pub(crate) fn take(run_dir: &Path) -> Result<Self, Failure> {
-        let folder = File::open(run_dir)
-            .map_err(|error| crash(format!("run folder {}: {error}", run_dir.display())))?;
+        let folder = File::open(run_dir).map_err(|error| {
+            let dir = run_dir.display();
+            bad_input(format!("run folder {dir}: {error}; give a readable one with --run-dir"))
+        })?;
         match rustix::fs::flock(&folder, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK) => Err(bad_input(format!(
                 "run folder {} is in use: another coordinator is running on it; stop it, or give another --run-dir",

@@ -127,6 +127,28 @@ async fn a_run_is_not_continued_with_another_program() {
 }
 
 #[tokio::test]
+async fn nodes_with_different_programs_do_not_train_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut cluster =
+        with_program(Cluster::endless(), Path::new("net.pt2")).set("cluster.min_ranks=2");
+    cluster.start_coordinator(&[]).await;
+    for (node, name) in [("a", "small.pt2"), ("b", "other_weights.pt2")] {
+        let folder = folder.path().join(node);
+        fs::create_dir(&folder).unwrap();
+        fs::copy(fixture(name), folder.join("net.pt2")).unwrap();
+        let folder = folder.to_str().unwrap();
+        cluster.start_agent_by(&["env", "-C", folder], node, 1, &[], &[]);
+    }
+    let (coordinator, _) = cluster.finish().await;
+    let log = cluster.log("coordinator");
+    assert_eq!(coordinator.code(), Some(i32::from(exit::BAD_INPUT)), "{log}");
+    assert!(
+        log.contains("have different programs in net.pt2: copy the same file to all machines"),
+        "{log}"
+    );
+}
+
+#[tokio::test]
 async fn a_program_that_cannot_be_trained_ends_the_job_with_what_to_do() {
     for (name, setting, expected) in [
         (

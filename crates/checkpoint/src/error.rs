@@ -172,10 +172,11 @@ impl Error {
         self.is_unreachable() && !self.is_refused()
     }
 
-    /// Whether a bucket refuses access or does not exist.
+    /// Whether a bucket refuses access or does not exist, so that another try cannot help.
     #[must_use]
     pub fn is_refused(&self) -> bool {
-        matches!(self, Self::Storage { location, source, .. } if is_bucket(location) && refusal(source).is_some())
+        matches!(self, Self::Storage { location, source, .. } if is_bucket(location)
+            && matches!(refusal(source), Some(BucketRefusal::Access | BucketRefusal::Missing)))
     }
 
     /// The error for a location that cannot be used.
@@ -253,7 +254,7 @@ fn remedy(location: &str, source: &object_store::Error) -> &'static str {
         return remedy;
     }
     match refusal(source) {
-        Some(BucketRefusal::Access) if is_bucket(location) => {
+        Some(BucketRefusal::Access | BucketRefusal::Expired) if is_bucket(location) => {
             "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the role of this machine: it must be allowed to list, read, write and delete objects"
         }
         Some(BucketRefusal::Missing) if is_bucket(location) => {
@@ -286,14 +287,14 @@ mod tests {
         };
         assert!(failed("s3://bucket/job", timed_out()).is_transient());
         assert!(!failed("s3://bucket/job", refused()).is_transient());
-        // A list is refused without a status of its own.
-        let listed = || object_store::Error::Generic {
-            store: "S3",
-            source: "<Error><Code>ExpiredToken</Code></Error>".into(),
-        };
-        let listed = failed("s3://bucket/job", listed());
-        assert!(!listed.is_transient() && listed.is_refused());
-        assert!(listed.to_string().contains("check AWS_ACCESS_KEY_ID"), "{listed}");
+        // A list is refused without a status of its own; a role's credentials are renewed.
+        for (code, is_transient) in [("AccessDenied", false), ("ExpiredToken", true)] {
+            let text = format!("<Error><Code>{code}</Code></Error>");
+            let listed = object_store::Error::Generic { store: "S3", source: text.into() };
+            let listed = failed("s3://bucket/job", listed);
+            assert_eq!((listed.is_transient(), listed.is_refused()), (is_transient, !is_transient));
+            assert!(listed.to_string().contains("check AWS_ACCESS_KEY_ID"), "{listed}");
+        }
         assert!(!failed("/runs/job", timed_out()).is_transient());
     }
 

@@ -29,9 +29,9 @@ pub fn slice_of(len: usize, rank: Rank, world_size: u32) -> Range<usize> {
 
 /// The header length and header of a file that contains `tensors`.
 pub(crate) fn encode_header(tensors: Vec<(String, TensorInfo)>) -> Result<Vec<u8>, String> {
-    let names: HashSet<&str> = tensors.iter().map(|(name, _)| name.as_str()).collect();
-    if names.len() != tensors.len() {
-        return Err("two tensors have the same name".to_owned());
+    let mut names = HashSet::new();
+    if let Some((name, _)) = tensors.iter().find(|(name, _)| !names.insert(name)) {
+        return Err(format!("two tensors have the name {name}"));
     }
     let metadata = Metadata::new(None::<HashMap<String, String>>, tensors);
     let metadata = metadata.map_err(|error| error.to_string())?;

@@ -58,10 +58,8 @@ pub struct GraphNode {
 /// An argument of a node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeArgument {
-    /// Name in the operator's schema; empty if it has none.
+    /// Name in the operator's schema; empty if it has none, and is given by position.
     pub name: String,
-    /// Whether it is given by name; otherwise by position.
-    pub by_name: bool,
     /// Its value.
     pub value: Argument,
 }
@@ -242,7 +240,7 @@ const CHECKS: [&str; 6] = [
 ];
 
 /// Arithmetic of sizes, which the executor computes itself.
-pub const SIZE_OPERATORS: [&str; 17] = [
+const SIZE_OPERATORS: [&str; 17] = [
     "add", "sub", "mul", "floordiv", "truediv", "mod", "pow", "neg", "pos", "eq", "ne", "lt", "le",
     "gt", "ge", "sym_max", "sym_min",
 ];
@@ -286,11 +284,7 @@ impl Flattener {
             return Ok(());
         }
         let arguments = node.inputs.iter().map(|input| {
-            Ok(NodeArgument {
-                name: input.name.clone(),
-                by_name: input.kind == Some(2),
-                value: argument(&input.arg, scope)?,
-            })
+            Ok(NodeArgument { name: input.name.clone(), value: argument(&input.arg, scope)? })
         });
         let arguments = arguments.collect::<Result<_, String>>()?;
         let results = node.outputs.iter().map(|output| self.result(output, scope));

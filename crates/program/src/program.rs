@@ -142,8 +142,8 @@ impl Program {
         }
         let found = graph.norms(buffer_of)?;
         let (roles, norms, statistics) = statistics(&found, &buffers, &graph)?;
+        let uses = graph.use_counts();
         let mut constants = Vec::new();
-        let mut sources_of = Vec::new();
         for (value, origin) in &sources {
             let source = match origin {
                 InputOrigin::Parameter(index) => InputSource::Parameter(*index),
@@ -152,7 +152,7 @@ impl Program {
                     Some(statistic) => InputSource::Statistic(*statistic),
                     // An export counts the updates itself.
                     None if is_update_count(&buffers[*index].tensor.name)
-                        && graph.use_counts()[value.0 as usize] == 0 =>
+                        && uses[value.0 as usize] == 0 =>
                     {
                         continue;
                     }
@@ -162,9 +162,8 @@ impl Program {
                     }
                 },
             };
-            sources_of.push((*value, source));
+            graph.inputs.push((*value, source));
         }
-        graph.inputs = sources_of;
         graph.set_last_uses();
         archive.digest("data/", &mut digest);
         let min_batch = min_batch(&found, &program.graph_module.graph);

@@ -1,6 +1,6 @@
 //! Changes of a graph where bits or the mode of execution depend on it.
 
-use crate::graph::{Argument, Graph, GraphNode, InputSource, ValueId};
+use crate::graph::{Argument, Graph, GraphNode, ValueId};
 
 /// A BatchNorm of the graph.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -145,12 +145,6 @@ impl Graph {
         let counters: Vec<bool> = self.nodes.iter().map(is_counter).collect();
         let mut counters = counters.into_iter();
         self.nodes.retain(|_| !counters.next().unwrap_or_default());
-    }
-
-    /// The value of an input of the graph.
-    #[must_use]
-    pub fn input(&self, source: InputSource) -> Option<ValueId> {
-        self.inputs.iter().find(|(_, other)| *other == source).map(|(value, _)| *value)
     }
 }
 

@@ -95,8 +95,6 @@ pub(crate) struct NamedArgument {
     /// The schema's name; empty for arguments of higher-order operators.
     pub(crate) name: String,
     pub(crate) arg: Argument,
-    /// 2 for an argument by keyword.
-    pub(crate) kind: Option<u8>,
 }
 
 /// An argument or a result.

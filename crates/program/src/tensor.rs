@@ -106,7 +106,7 @@ impl StoredTensor {
             (shape.len() == strides.len()).then_some((shape, strides, offset))
         })();
         let (shape, strides, offset) =
-            parsed.ok_or_else(|| format!("{name} has a shape that is none"))?;
+            parsed.ok_or_else(|| format!("{name} has an invalid shape: the file is damaged"))?;
         let tensor = Self { name: name.to_owned(), dtype, shape, strides, offset, entry, bytes };
         match tensor.end() {
             Some(end) if end <= bytes => Ok(tensor),

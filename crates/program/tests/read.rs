@@ -15,7 +15,6 @@ fn small() -> Program {
     Program::read(&fixture("small.pt2")).unwrap()
 }
 
-/// The error of a program whose text is changed where it is stored. Checksums are not adapted.
 fn refused(name: &str) -> String {
     Program::read(&fixture(name)).unwrap_err().to_string()
 }
@@ -216,32 +215,112 @@ fn a_changed_byte_ends_in_an_error_or_the_same_program() {
     assert!(refused > 500, "{refused}");
 }
 
+/// The error of the program whose graph has `new` in place of `old`.
+fn changed(old: &str, new: &str) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let bytes = fs::read(fixture("small.pt2")).unwrap();
+    let archive = rawzip::ZipArchive::from_slice(bytes.as_slice()).unwrap();
+    let entries = archive.entries().map(|entry| {
+        let entry = entry.unwrap();
+        let name = str::from_utf8(entry.file_path().as_bytes()).unwrap().to_owned();
+        let mut content = archive.get_entry(entry.wayfinder()).unwrap().data().to_vec();
+        if name.ends_with("models/model.json") {
+            let graph = String::from_utf8(content).unwrap();
+            assert!(graph.contains(old), "{old}");
+            content = graph.replace(old, new).into_bytes();
+        }
+        (name, content)
+    });
+    let entries: Vec<(String, Vec<u8>)> = entries.collect();
+    let entries: Vec<(&str, &[u8])> =
+        entries.iter().map(|(name, content)| (name.as_str(), content.as_slice())).collect();
+    let path = folder.path().join("changed.pt2");
+    fs::write(&path, zip(&entries)).unwrap();
+    let program = Program::read(&path).and_then(|program| program.fits(10));
+    program.unwrap_err().to_string()
+}
+
+#[test]
+fn what_cannot_be_trained_is_named_with_its_node_and_a_remedy() {
+    const DROPOUT: &str = "torch.ops.aten.dropout.default";
+    const NESTED: &str = "torch.ops.higher_order.wrap_with_set_grad_enabled";
+    const OUTPUTS: &str = r#""output_specs":["#;
+    for (old, new, expected) in [
+        (
+            DROPOUT,
+            "torch.ops.torchvision.nms.default",
+            ["of drop (fixtures.py", "torchvision::nms is a custom one"],
+        ),
+        (DROPOUT, "torch.ops.aten.item.default", ["node dropout", "keep it in tensors"]),
+        (DROPOUT, "math.floor", ["node dropout", "express it with tensor operators"]),
+        (NESTED, "torch.ops.higher_order.cond", ["control flow", "such as torch.where"]),
+        (
+            NESTED,
+            "torch.ops.higher_order.wrap_with_autocast",
+            ["enables autocast", "set precision.compute"],
+        ),
+        (
+            "torch.ops.aten.bernoulli_.float",
+            "torch.ops.aten.uniform_.default",
+            ["aten::uniform_ draws random numbers in evaluation too", "use torch.nn.Dropout"],
+        ),
+        (
+            "torch.ops.aten.batch_norm.default",
+            "torch.ops.aten.instance_norm.default",
+            ["of norm", "set track_running_stats=False"],
+        ),
+        (
+            r#"{"as_tensor":{"name":"b_norm_running_var"}}"#,
+            r#"{"as_tensor":{"name":"b_norm_running_mean"}}"#,
+            ["is used twice in a step", "use two modules"],
+        ),
+        // A use of a value, not where it is made.
+        (
+            r#""name":"input","arg":{"as_tensor":{"name":"conv2d"}"#,
+            r#""name":"input","arg":{"as_tensor":{"name":"nobody"}"#,
+            ["uses nobody", "the file is damaged"],
+        ),
+        (
+            OUTPUTS,
+            r#""output_specs":[{"buffer_mutation":{"arg":{"name":"x"},"buffer_name":"order"}},"#,
+            ["returns a new order", "save the result of torch.export.export itself"],
+        ),
+    ] {
+        let error = changed(old, new);
+        assert!(expected.iter().all(|part| error.contains(part)), "{new}: {error}");
+    }
+}
+
 /// Versions are checked before anything else is read.
 #[test]
 fn another_major_version_is_refused_with_both_versions() {
     let folder = tempfile::tempdir().unwrap();
     let model = r#"{"schema_version": {"major": 9, "minor": 2}, "torch_version": "3.1.0"}"#;
-    let text = read(&folder, &zip("net/models/model.json", model)).unwrap_err().to_string();
+    let text = read(&folder, &zip(&[("net/models/model.json", model.as_bytes())]))
+        .unwrap_err()
+        .to_string();
     assert!(
         text.contains(
             "has schema version 9.2, written by PyTorch 3.1.0, but this Baton reads version 8"
         ),
         "{text}"
     );
-    let text = read(&folder, &zip("net/notes.txt", "")).unwrap_err().to_string();
+    let text = read(&folder, &zip(&[("net/notes.txt", b"")])).unwrap_err().to_string();
     assert!(text.contains("has no models/model.json"), "{text}");
 }
 
-/// A zip file with one stored entry.
-fn zip(name: &str, content: &str) -> Vec<u8> {
+/// A zip file with these entries, stored.
+fn zip(entries: &[(&str, &[u8])]) -> Vec<u8> {
     let mut bytes = Vec::new();
     let mut archive = rawzip::ZipArchiveWriter::new(&mut bytes);
-    let file = archive.new_file(name).compression_method(rawzip::CompressionMethod::STORE);
-    let (mut entry, config) = file.start().unwrap();
-    let mut writer = config.wrap(&mut entry);
-    std::io::Write::write_all(&mut writer, content.as_bytes()).unwrap();
-    let (_, descriptor) = writer.finish().unwrap();
-    entry.finish(descriptor).unwrap();
+    for (name, content) in entries {
+        let file = archive.new_file(name).compression_method(rawzip::CompressionMethod::STORE);
+        let (mut entry, config) = file.start().unwrap();
+        let mut writer = config.wrap(&mut entry);
+        std::io::Write::write_all(&mut writer, content).unwrap();
+        let (_, descriptor) = writer.finish().unwrap();
+        entry.finish(descriptor).unwrap();
+    }
     archive.finish().unwrap();
     bytes
 }

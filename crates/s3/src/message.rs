@@ -21,11 +21,13 @@ pub fn brief(error: &object_store::Error) -> String {
     hide_password(&message.split_whitespace().collect::<Vec<_>>().join(" "))
 }
 
-/// Why a bucket refused a request, so that another try cannot help.
+/// Why a bucket refused a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BucketRefusal {
-    /// The credentials are wrong, expired or not allowed to do this.
+    /// The credentials are wrong or not allowed to do this.
     Access,
+    /// The credentials have expired; those of a role are renewed.
+    Expired,
     /// The bucket or the object does not exist.
     Missing,
 }
@@ -36,14 +38,12 @@ pub enum BucketRefusal {
 pub fn refusal(error: &object_store::Error) -> Option<BucketRefusal> {
     use object_store::Error::{NotFound, PermissionDenied, Unauthenticated};
     // https://docs.aws.amazon.com/AmazonS3/latest/API/ErrorResponses.html
-    const ACCESS: [&str; 8] = [
+    const ACCESS: [&str; 6] = [
         "AccessDenied",
         "AccountProblem",
         "AllAccessDisabled",
-        "ExpiredToken",
         "InvalidAccessKeyId",
         "InvalidToken",
-        "RequestTimeTooSkewed",
         "SignatureDoesNotMatch",
     ];
     match error {
@@ -54,6 +54,7 @@ pub fn refusal(error: &object_store::Error) -> Option<BucketRefusal> {
     let text = innermost(error).to_string();
     match tag(&text, "Code")? {
         "NoSuchBucket" => Some(BucketRefusal::Missing),
+        "ExpiredToken" => Some(BucketRefusal::Expired),
         code => ACCESS.contains(&code).then_some(BucketRefusal::Access),
     }
 }
@@ -119,7 +120,7 @@ mod tests {
     fn a_refusal_is_known_by_its_code_where_only_the_text_has_it() {
         let coded = |code: &str| refusal(&generic(&format!("<Error><Code>{code}</Code></Error>")));
         assert_eq!(coded("AccessDenied"), Some(BucketRefusal::Access));
-        assert_eq!(coded("ExpiredToken"), Some(BucketRefusal::Access));
+        assert_eq!(coded("ExpiredToken"), Some(BucketRefusal::Expired));
         assert_eq!(coded("NoSuchBucket"), Some(BucketRefusal::Missing));
         assert_eq!(coded("SlowDown"), None);
         assert_eq!(refusal(&generic("connection refused")), None);

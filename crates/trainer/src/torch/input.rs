@@ -24,7 +24,7 @@ pub(super) struct DeviceInput {
 /// A batch on the device.
 pub(super) struct LoadedBatch {
     /// Images, shape (samples, 3, resolution, resolution), in channels-last memory format if the network uses it; or
-    /// signals, shape (samples, channels, length).
+    /// arrays, shape (samples, …).
     pub(super) inputs: Tensor,
     /// Labels, i64, shape (samples); or values, f32, shape (samples, outputs).
     pub(super) targets: Tensor,
@@ -148,8 +148,9 @@ impl DeviceInput {
                 if self.channels_last { Ok(nchw) } else { nchw.f_contiguous() }
             }
             Inputs::Arrays { shape, .. } => {
-                let [channels, length] = signal_shape(shape).unwrap_or_default();
-                let values = flat.f_view([samples, channels, length])?;
+                let sides = shape.iter().map(|side| *side as i64);
+                let sizes: Vec<i64> = std::iter::once(samples).chain(sides).collect();
+                let values = flat.f_view(sizes.as_slice())?;
                 let mut copy = values.f_empty_like()?.f_to_kind(self.kind)?;
                 copy.f_copy_(&values)?;
                 Ok(copy)

@@ -8,7 +8,6 @@ use tch::{Device, Kind, Tensor};
 use super::{
     backward::Pass,
     failure::During,
-    flat::{FlatLayout, views},
     fused::{self, Epilogue, Fused},
     network::{NetworkState, PassResult, TorchNetwork},
     working,
@@ -28,28 +27,22 @@ pub(super) struct LayeredNetwork {
     blur: Option<Tensor>,
     pointwise_as_product: bool,
     fused: Option<Fused>,
-    /// Receives the batch statistics of a recomputation.
-    spare_statistics: Vec<Tensor>,
 }
 
 impl LayeredNetwork {
     pub(super) fn new(
         spec: &JobSpec,
         description: NetworkDescription,
-        layout: &FlatLayout,
         fused: Option<Fused>,
         device: Device,
     ) -> tch::Result<Self> {
         let kind = working::kind(spec.precision.compute);
-        let zeros = |len| Tensor::f_zeros([len], (Kind::Float, device));
-        let (spare, frozen) = (zeros(layout.statistics_len())?, zeros(layout.frozen_len())?);
         Ok(Self {
             recompute: spec.train.recompute.clone(),
             kind,
             blur: blur_filters(&description, kind, device)?,
             pointwise_as_product: device == Device::Cpu && spec.model.channels_last,
             fused,
-            spare_statistics: views(&layout.statistics, &spare, &frozen)?,
             description,
         })
     }
@@ -73,6 +66,14 @@ impl TorchNetwork for LayeredNetwork {
         self.kind
     }
 
+    fn prepared(&self, inputs: Tensor) -> Result<Tensor, Error> {
+        match inputs.dim() {
+            // A signal (length) has one channel.
+            2 => inputs.f_unsqueeze(1).during("prepare inputs"),
+            _ => Ok(inputs),
+        }
+    }
+
     fn outputs(
         &self,
         inputs: &Tensor,
@@ -90,14 +91,21 @@ impl TorchNetwork for LayeredNetwork {
         _random: Draws,
         loss: &mut dyn FnMut(&Tensor) -> tch::Result<(Tensor, Tensor)>,
     ) -> Result<PassResult, Error> {
-        let pass = Pass {
-            network: &self.description,
-            tensors: self.tensors(state),
-            frozen: self.description.frozen_blocks(),
-            recompute: &self.recompute,
-            spare_statistics: &self.spare_statistics,
+        let mut run = || {
+            // A recomputation writes the batch statistics again.
+            let batch = state.batch.filter(|_| !self.recompute.is_empty()).unwrap_or_default();
+            let spare: Vec<Tensor> =
+                batch.iter().map(Tensor::f_zeros_like).collect::<tch::Result<_>>()?;
+            let pass = Pass {
+                network: &self.description,
+                tensors: self.tensors(state),
+                frozen: self.description.frozen_blocks(),
+                recompute: &self.recompute,
+                spare_statistics: &spare,
+            };
+            pass.run(inputs, loss)
         };
-        pass.run(inputs, loss).during("forward and backward pass")
+        run().during("forward and backward pass")
     }
 }
 

@@ -140,9 +140,8 @@ impl TorchLearner {
     /// `model.arch` is not made of layers; out of memory.
     pub fn blank(spec: &JobSpec, input_type: &InputType, device: Device) -> Result<Self, Error> {
         if spec.model.arch.is_program() {
-            let network = ProgramNetwork::read(spec, device)?;
-            let description = network.description().clone();
-            return Self::with(spec, &description, device, |_, _| Ok(Box::new(network)));
+            let network = Box::new(ProgramNetwork::read(spec, device)?);
+            return Self::with(spec, network, None, device);
         }
         let channels = match input_type {
             InputType::Image => 3,
@@ -163,36 +162,30 @@ impl TorchLearner {
         network: NetworkDescription,
         device: Device,
     ) -> Result<Self, Error> {
-        let description = network.clone();
-        Self::with(spec, &description, device, |layout, fused| {
-            let network = LayeredNetwork::new(spec, network, layout, fused, device);
-            Ok(Box::new(network.during("build the network")?))
-        })
+        let fused = spec.precision.fused.then(|| Fused::on(device)).transpose()?;
+        let network = LayeredNetwork::new(spec, network, fused, device);
+        Self::with(spec, Box::new(network.during("build the network")?), fused, device)
     }
 
-    /// A learner for the network that `make` makes from the layout of its description.
     fn with(
         spec: &JobSpec,
-        description: &NetworkDescription,
+        network: Box<dyn TorchNetwork>,
+        fused: Option<Fused>,
         device: Device,
-        make: impl FnOnce(&FlatLayout, Option<Fused>) -> Result<Box<dyn TorchNetwork>, Error>,
     ) -> Result<Self, Error> {
-        let layout = FlatLayout::new(description, spec.model.channels_last);
-        let fused = spec.precision.fused.then(|| Fused::on(device)).transpose()?;
-        let network = make(&layout, fused)?;
         let input =
             DeviceInput::new(&spec.data, device, spec.model.channels_last, network.input_kind())?;
-        Self::build(spec, device, network, layout, input, fused).during("build the network")
+        Self::build(spec, device, network, input, fused).during("build the network")
     }
 
     fn build(
         spec: &JobSpec,
         device: Device,
         network: Box<dyn TorchNetwork>,
-        layout: FlatLayout,
         input: DeviceInput,
         fused: Option<Fused>,
     ) -> tch::Result<Self> {
+        let layout = FlatLayout::new(network.description(), spec.model.channels_last);
         let float = (Kind::Float, device);
         let weights = Tensor::f_zeros([layout.parameters_len()], float)?;
         let running = Tensor::f_zeros([layout.statistics_len()], float)?;

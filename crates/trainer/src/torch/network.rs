@@ -37,13 +37,11 @@ pub(super) trait TorchNetwork: Debug + Send {
         Ok(None)
     }
 
-    /// The inputs in the form that it takes.
+    /// The inputs (samples, …), with each sample's shape in the data, in the form that it takes.
     ///
     /// # Errors
     /// It does not take inputs of this shape.
-    fn prepared(&self, inputs: Tensor) -> Result<Tensor, Error> {
-        Ok(inputs)
-    }
+    fn prepared(&self, inputs: Tensor) -> Result<Tensor, Error>;
 
     /// Number format of its inputs.
     fn input_kind(&self) -> Kind;

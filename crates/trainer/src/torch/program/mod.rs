@@ -167,8 +167,9 @@ impl TorchNetwork for ProgramNetwork {
     fn prepared(&self, inputs: Tensor) -> Result<Tensor, Error> {
         let expected = &self.program.input;
         // A signal of one channel may come without its axis of channels, and the other way round.
-        let inputs = match (inputs.size().as_slice(), expected.shape.len()) {
-            ([_, 1, _], 2) => inputs.f_squeeze_dim(1).during("prepare inputs")?,
+        let inputs = match (inputs.size().as_slice(), expected.shape.as_slice()) {
+            ([_, 1, _], [_, _]) => inputs.f_squeeze_dim(1).during("prepare inputs")?,
+            ([_, _], [_, Some(1), _]) => inputs.f_unsqueeze(1).during("prepare inputs")?,
             _ => inputs,
         };
         let sizes = inputs.size();
@@ -207,7 +208,6 @@ impl TorchNetwork for ProgramNetwork {
         state: NetworkState<'_>,
         is_interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Tensor>, Error> {
-        let _no_grad = tch::no_grad_guard();
         self.run(inputs, state, None, is_interrupted)
     }
 

@@ -1,6 +1,8 @@
 //! Programs: what random operators draw, evaluation, tied weights, and formats of numbers. The stories of
 //! tests/tests/programs.rs train one with real processes.
 
+use baton_data::Inputs;
+
 use super::*;
 use crate::{learner::DeferredScalar, torch::BatchNormMode};
 
@@ -118,4 +120,21 @@ fn a_program_that_changes_a_parameter_itself_is_refused() {
     let mut leaf = learner.new_leaf().unwrap();
     let error = learner.gradient(&images(0), 1.0, &mut leaf).unwrap_err().to_string();
     assert!(error.contains("changes a parameter in a step"), "{error}");
+}
+
+#[test]
+fn arrays_arrive_in_the_shape_that_they_have_in_the_data() {
+    let mut learner = program(&["data.mean=[0.0, 0.0, 0.0]", "data.std=[1.0, 1.0, 1.0]"]);
+    let mut images = images(0);
+    let as_images = learner.evaluate(&images, EvaluatedWeights::Raw, &mut || false).unwrap();
+    let Inputs::Images { pixels, .. } = &images.inputs else { panic!("no images") };
+    // From (side, side, 3) to (3, side, side).
+    let side = 8 * 8;
+    let value = |index: usize| {
+        f32::from(pixels[(index / (3 * side)) * 3 * side + index % side * 3 + index / side % 3])
+    };
+    let values = (0..pixels.len()).map(value).collect();
+    images.inputs = Inputs::Arrays { values, shape: vec![3, 8, 8] };
+    let as_arrays = learner.evaluate(&images, EvaluatedWeights::Raw, &mut || false).unwrap();
+    assert_eq!(as_arrays.unwrap().sums, as_images.unwrap().sums);
 }
