@@ -99,6 +99,11 @@ fn a_damaged_checkpoint_is_named_if_another_or_none_is_used_instead() {
     assert_eq!(code, 1, "{error}");
     assert!(output.starts_with(&format!("copied {older} to copies")), "{output}");
     let expected = format!("damaged and not copied: {}\n", damage(&newest.name()));
+    let export = ["export", "--dir", ".", "--out", "w.safetensors"];
+    let (code, output, exported) = baton(&test, &export);
+    assert_eq!(code, 1, "{exported}");
+    assert!(output.starts_with("wrote w.safetensors: "), "{output}");
+    assert!(exported.ends_with(&expected.replace("copied", "exported")), "{exported}");
     assert!(error.ends_with(&expected), "{error}");
 
     fs::remove_file(shard(&older, &newest.shards[1].file)).unwrap();

@@ -3,10 +3,10 @@
 use baton_checkpoint::Store;
 use baton_job::exit::Failure;
 
-use super::folder::{BareWord, Reference, blocking, open, pick_and_skip, store_failure};
+use super::folder::{BareWord, Reference, blocking, is_newest, open, pick_and_skip, store_failure};
 use crate::{
     commands::bar::{BYTES, bar},
-    failure::{bad_input, failed},
+    failure::bad_input,
     human, json,
 };
 
@@ -42,14 +42,7 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
     let (source, destination) = (args.source, args.destination);
     let (copied, skipped) = blocking(move || copy(&source, &destination)).await?;
     json::print(args.json, &copied, text);
-    if skipped.is_empty() {
-        return Ok(());
-    }
-    Err(failed(format!(
-        "{} is not the newest; damaged and not copied: {}",
-        copied.name,
-        skipped.join(", ")
-    )))
+    is_newest(&copied.name, &skipped, "copied")
 }
 
 /// Copies a checkpoint. Also returns the newer ones that are damaged.

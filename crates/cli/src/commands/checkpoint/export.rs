@@ -6,7 +6,7 @@ use baton_checkpoint::export::{Float, Weights, safetensors_as};
 use baton_job::exit::Failure;
 use clap::ValueEnum;
 
-use super::folder::{FolderFlags, pick, store_failure, with_store};
+use super::folder::{FolderFlags, is_newest, pick_and_skip, store_failure, with_store};
 use crate::{commands::refuse_special_file, human, json};
 
 /// Write a checkpoint's weights as safetensors, with torchvision's names and shapes
@@ -21,7 +21,9 @@ Examples:
 With --dtype f16 or bf16 every floating-point tensor is rounded to the nearest value, ties to even: the \
 weights, the biases, and BatchNorm's running statistics too, as in PyTorch's model.half(). \
 num_batches_tracked stays int64. A value out of the range of f16 is an error that names it; bf16 has nearly \
-the range of f32. `baton-worker eval` and fine-tuning read only f32.")]
+the range of f32. `baton-worker eval` and fine-tuning read only f32.
+
+Exit code 1 after an export: newer checkpoints were not exported because they are damaged.")]
 pub(crate) struct Args {
     #[command(flatten)]
     folder: FolderFlags,
@@ -63,10 +65,10 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
     let location = args.folder.find().await?;
     let (out, float) = (args.out.clone(), args.dtype.float());
     let weights = if args.ema { Weights::Averaged } else { Weights::Raw };
-    let manifest = with_store(location, move |store| {
-        let manifest = pick(store, args.name.as_deref())?;
+    let (manifest, damaged) = with_store(location, move |store| {
+        let (manifest, damaged) = pick_and_skip(store, args.name.as_deref())?;
         safetensors_as(float, store, &manifest, weights, &out).map_err(store_failure)?;
-        Ok(manifest)
+        Ok((manifest, damaged))
     })
     .await?;
     let bytes = std::fs::metadata(&args.out).map_or(0, |metadata| metadata.len());
@@ -85,5 +87,5 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
         let cast = if dtype == "f32" { String::new() } else { format!(" in {dtype}") };
         format!("wrote {path}: {arch} of step {step}{cast} ({})", human::bytes(bytes))
     });
-    Ok(())
+    is_newest(&exported.checkpoint, &damaged, "exported")
 }

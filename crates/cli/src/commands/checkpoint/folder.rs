@@ -202,6 +202,15 @@ pub(super) fn pick_and_skip(
     Err(bad_input(format!("{}; damaged: {}", none.message, damaged.join(", "))))
 }
 
+/// The error after the work on a checkpoint if newer ones are damaged. `done` is what was not done with these.
+pub(super) fn is_newest(name: &str, damaged: &[String], done: &str) -> Result<(), Failure> {
+    if damaged.is_empty() {
+        return Ok(());
+    }
+    let damaged = damaged.join(", ");
+    Err(failed(format!("{name} is not the newest; damaged and not {done}: {damaged}")))
+}
+
 /// The error if there is no complete checkpoint.
 pub(super) fn none_complete(location: &str) -> Failure {
     failed(format!("there is no complete checkpoint in {location}"))
