@@ -5,11 +5,13 @@ use std::{
     path::{self, Path, PathBuf},
     sync::Arc,
     thread::{self, JoinHandle},
+    time::Duration,
 };
 
 use baton_access::bounded::{MAX_RECIPE_BYTES, read_text};
 use baton_checkpoint::{
-    CheckpointReference, Claimant, EntryState, Error as StoreError, ResumePoint, Store,
+    BucketAccess, CheckpointReference, Claimant, EntryState, Error as StoreError, ResumePoint,
+    Store,
 };
 use baton_job::{
     Generation, JobId,
@@ -124,8 +126,13 @@ fn traces(
 
 /// Opens the store and the journal, and resumes the job in them or starts a new one.
 fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Failure> {
-    let store = Store::open(&store_location(spec, &args.run_dir))
-        .map_err(|error| disk::store_failure(&error))?;
+    let path = args.run_dir.join("journal.redb");
+    let new_run = args.no_auto_resume || args.resume.is_some();
+    let open = |path: &Path| {
+        Journal::open(path).map_err(|error| disk::failure(path, format!("{error:#}")))
+    };
+    let (mut journal, mut records) = open(&path)?;
+    let store = open_store(spec, &args.run_dir, !new_run && may_have_ranks(&records))?;
     if let Some(typed) = &args.resume
         && let CheckpointReference { location: None, id } = checkpoint(typed)?
     {
@@ -133,12 +140,6 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Fai
         // machine of the rank that reads it.
         store.manifest(&id.name()).map_err(|error| bad_input(format!("--resume: {error}")))?;
     }
-    let path = args.run_dir.join("journal.redb");
-    let new_run = args.no_auto_resume || args.resume.is_some();
-    let open = |path: &Path| {
-        Journal::open(path).map_err(|error| disk::failure(path, format!("{error:#}")))
-    };
-    let (mut journal, mut records) = open(&path)?;
     let may_be_replaced = args.no_auto_resume || args.allow_recipe_change;
     if (new_run || records.is_empty()) && !may_be_replaced {
         refuse_store_of_another_recipe(spec, &store)?;
@@ -168,6 +169,35 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Fai
         ),
     };
     Ok(PreparedJob { engine, journal, store, records })
+}
+
+/// Opens the checkpoint store, and tests that it can be written, because otherwise the first save would fail hours
+/// later. If ranks may run that hold state, this coordinator must serve them even without the store.
+fn open_store(spec: &JobSpec, run_dir: &Path, may_have_ranks: bool) -> Result<Store, Failure> {
+    // The job's loop waits for the store, and tries again itself.
+    let access = BucketAccess {
+        request_timeout: Duration::from_secs(20),
+        retry_timeout: Duration::from_secs(15),
+        ..BucketAccess::default()
+    };
+    let location = store_location(spec, run_dir);
+    Store::open_with(&location, &access).or_else(|error| {
+        let failure = disk::store_failure(&error);
+        if !may_have_ranks {
+            return Err(failure);
+        }
+        let store = Store::open_existing_with(&location, &access).map_err(|_| failure.clone())?;
+        tracing::warn!(%failure, "the checkpoint store cannot be written; ranks that run keep their state");
+        Ok(store)
+    })
+}
+
+/// Whether the coordinator before this one left a generation open.
+fn may_have_ranks(records: &[Record]) -> bool {
+    let last = records.iter().rev().find(|record| {
+        matches!(record, Record::Created(_) | Record::Opened { .. } | Record::Ended(_))
+    });
+    matches!(last, Some(Record::Opened { .. }))
 }
 
 /// The checkpoint of `--resume`.
@@ -269,4 +299,47 @@ fn store_location(spec: &JobSpec, run_dir: &Path) -> String {
 fn read_recipe(path: &Path, overrides: &[String]) -> Result<JobSpec, Failure> {
     JobSpec::read(path, overrides, |path| read_text(path, MAX_RECIPE_BYTES))
         .map_err(|error| bad_input(format!("{}: {error}", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A folder in which no process can create files, not even one of root.
+    const UNWRITABLE: &str = "/proc";
+
+    #[test]
+    fn a_store_that_cannot_be_written_is_refused_unless_ranks_may_run() {
+        let text = fs::read_to_string("../recipes/digits_cpu.toml").unwrap();
+        let mut spec = JobSpec::from_toml(&text, &[]).unwrap();
+        spec.checkpoint.dir = UNWRITABLE.to_owned();
+        let run_dir = Path::new("unused");
+
+        let refused = open_store(&spec, run_dir, false).unwrap_err();
+        assert!(refused.message.contains(UNWRITABLE), "{refused}");
+        let opened = open_store(&spec, run_dir, true).unwrap();
+        assert_eq!(opened.location(), UNWRITABLE);
+    }
+
+    #[test]
+    fn ranks_may_run_only_in_a_generation_that_was_left_open() {
+        let origin = JobOrigin {
+            job: JobId(uuid::Uuid::nil()),
+            recipe: None,
+            first_generation: Generation(1),
+            restore: Restore::default(),
+        };
+        let created = Record::Created(origin);
+        let opened = Record::Opened { generation: Generation(1), placements: Vec::new() };
+        let ended = Record::Ended(baton_job::exit::Outcome::Stopped);
+        for (records, expected) in [
+            (vec![], false),
+            (vec![created.clone()], false),
+            (vec![created.clone(), opened.clone()], true),
+            (vec![created.clone(), opened.clone(), ended.clone()], false),
+            (vec![created, opened.clone(), ended, opened], true),
+        ] {
+            assert_eq!(may_have_ranks(&records), expected, "{records:?}");
+        }
+    }
 }

@@ -12,11 +12,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use baton_checkpoint::{Claimant, Store};
 use baton_job::{
     Time,
     engine::{Action, AgentRetry, Engine, Event, Record, Status},
+    exit::Failure,
     ids::Attachment,
     message::{Directive, Hello},
 };
@@ -25,7 +26,7 @@ use tracing::{debug, info, warn};
 
 use crate::{
     clock::{Clock, unix_millis},
-    diagnosis,
+    diagnosis, disk,
     journal::{Journal, LoggedEvent},
     mesh_secret::CurrentMeshSecret,
     metrics::JobMetrics,
@@ -219,7 +220,7 @@ impl JobLoop {
     /// Runs until [`JobInput::Quit`].
     ///
     /// # Errors
-    /// The journal or the store failed.
+    /// The journal failed.
     pub(crate) fn run(mut self) -> Result<()> {
         // A new engine persists its origin before anything else.
         let mut next = Some(JobInput::from(Event::Tick));
@@ -307,18 +308,15 @@ impl JobLoop {
         while let Some(event) = next.take() {
             for action in self.engine.handle(self.clock.now(), event) {
                 debug!(?action, "action");
-                next = self.perform(action)?;
-                if next.is_some() {
-                    break;
-                }
+                next = self.perform(action)?.or(next);
             }
         }
         self.unpublished_since.get_or_insert_with(Instant::now);
         Ok(())
     }
 
-    /// Performs an action, or queues it until the journal is committed. If it returns an event, the remaining actions
-    /// must not be performed.
+    /// Performs an action, or queues it until the journal is committed. Returns the event that answers it, if there is
+    /// one.
     fn perform(&mut self, action: Action) -> Result<Option<Event>> {
         match action {
             Action::Persist(record) => {
@@ -332,15 +330,19 @@ impl JobLoop {
             }
             Action::Fence(generation) => {
                 self.commit()?;
-                match self.store.claim(generation, &self.claimant) {
-                    Ok(()) => {}
+                let answer = match self.store.claim(generation, &self.claimant) {
+                    Ok(()) => Event::Fenced,
                     Err(error @ baton_checkpoint::Error::TakenOver { .. }) => {
-                        return Ok(Some(Event::TakenOver { message: error.to_string() }));
+                        Event::TakenOver { message: error.to_string() }
                     }
                     Err(error) => {
-                        return Err(error).context("the checkpoint store cannot be fenced");
+                        let class = disk::store_failure(&error).class;
+                        let failure = Failure { class, message: error.to_string() };
+                        warn!(%generation, %failure, "the checkpoint store refuses the generation");
+                        Event::FenceFailed { failure }
                     }
-                }
+                };
+                return Ok(Some(answer));
             }
             Action::Send { attachment, mut directive, .. } => {
                 if let Directive::Begin { generation, secret, .. } = &mut directive {

@@ -68,6 +68,40 @@ async fn a_stopped_rank_is_named_and_replaced_with_the_same_bits() {
 }
 
 #[tokio::test]
+async fn ranks_keep_their_state_while_the_store_cannot_be_written() {
+    let mut cluster = endless();
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    cluster.events().await.saved_at(50).await;
+    // With a file in its place, no fence can be raised. Permissions would not stop root.
+    let fences = cluster.run_dir().join("checkpoints/fences");
+    let aside = fences.with_extension("aside");
+    std::fs::rename(&fences, &aside).unwrap();
+    std::fs::write(&fences, "").unwrap();
+
+    let mut events = cluster.new_events().await;
+    kill(cluster.rank_pids(0)[0]);
+    let refused = events.next_of(Kind::StoreUnavailable).await;
+    assert!(refused.message.contains("ranks that run keep their state"), "{}", refused.message);
+    let step = cluster.status().await.latest.expect("it trained").step;
+    cluster.kill_coordinator().await;
+    let address = cluster.same_address();
+    cluster.start_coordinator(&address.each_ref().map(String::as_str)).await;
+    let mut events = cluster.new_events().await;
+    let waits = async || cluster.status().await.reason.contains("the next try is in").then_some(());
+    cluster.until("the restarted coordinator waits for the store", waits).await;
+
+    std::fs::remove_file(&fences).unwrap();
+    std::fs::rename(&aside, &fences).unwrap();
+    let started = events.next_of(Kind::TrainingStarted).await;
+    assert!(started.message.contains("with the state of rank"), "{}", started.message);
+    assert!(started.step >= Some(step), "{started:?}: step {step} had been reached");
+    cluster.end().await;
+
+    cluster.assert_undisturbed_bits().await;
+}
+
+#[tokio::test]
 async fn a_spare_replaces_a_dead_rank_with_the_same_bits() {
     let mut cluster = Cluster::endless().set("cluster.warm_spare=true");
     cluster.start_coordinator(&[]).await;

@@ -129,10 +129,16 @@ impl Store {
     /// The folder does not exist; the environment has invalid settings for the bucket. A missing bucket is
     /// detected only when it is first used.
     pub fn open_existing(location: &str) -> Result<Self, Error> {
+        Self::open_existing_with(location, &BucketAccess::default())
+    }
+
+    /// Like [`Store::open_existing`], with explicit settings for bucket access.
+    ///
+    /// # Errors
+    /// As for [`Store::open_existing`].
+    pub fn open_existing_with(location: &str, access: &BucketAccess) -> Result<Self, Error> {
         match parsed(location)? {
-            Location::Bucket { name, prefix } => {
-                Self::in_bucket(location, name, prefix, &BucketAccess::default())
-            }
+            Location::Bucket { name, prefix } => Self::in_bucket(location, name, prefix, access),
             Location::Folder(_) => Self::in_folder(location),
         }
     }

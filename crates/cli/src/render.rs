@@ -59,9 +59,11 @@ impl Paint {
 
     fn kind(self, kind: Kind, text: &str) -> String {
         match kind {
-            Kind::NodeLost | Kind::SaveFailed | Kind::RankFailed | Kind::Diverged => {
-                self.with("31", text)
-            }
+            Kind::NodeLost
+            | Kind::SaveFailed
+            | Kind::StoreUnavailable
+            | Kind::RankFailed
+            | Kind::Diverged => self.with("31", text),
             Kind::Draining
             | Kind::GpuWarning
             | Kind::SamplesSkipped

@@ -306,7 +306,7 @@ export const drawCheckpoints = (status, listed) => {
 };
 
 /** Kinds of events that are marked as bad or as warnings. */
-const BAD_EVENTS = new Set(["rank_failed", "node_lost", "save_failed", "diverged"]);
+const BAD_EVENTS = new Set(["rank_failed", "node_lost", "save_failed", "store_unavailable", "diverged"]);
 const WARNING_EVENTS = new Set(["draining", "straggler", "node_leaves", "node_quarantined", "paused", "budget", "checkpoint_advised", "samples_skipped", "gpu_warning"]);
 
 export const drawEvents = (events) => {

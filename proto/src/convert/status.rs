@@ -25,6 +25,7 @@ same_variants!(
         Saved,
         SaveWaits,
         SaveFailed,
+        StoreUnavailable,
         RankFailed,
         GpuWarning,
         Diverged,

@@ -23,13 +23,17 @@ pub(crate) const LIBRARY_MISSING: i32 = 127;
 
 /// The action after the end of the coordinator, which had served, or of the agent.
 ///
-/// A coordinator is restarted even after exit code 0, which means that someone ended this process alone. An agent's
+/// A coordinator is restarted even after exit code 0, which means that someone ended this process alone, and after bad
+/// input: it had served with the same input before, and the ranks, which train on without it, may hold state that is
+/// nowhere else. An agent's
 /// exit code 75 means that its machine will be interrupted, or that a user asked the agent to leave. The coordinator is
 /// on the same machine, so the whole job saves and stops.
 pub(super) fn after(child: ChildKind, exit: Exit) -> NextAction {
     match exit {
         Exit::Code(LIBRARY_MISSING) if child == ChildKind::Agent => NextAction::Fail,
-        Exit::Code(code) if code == i32::from(BAD_INPUT) => NextAction::Fail,
+        Exit::Code(code) if code == i32::from(BAD_INPUT) && child == ChildKind::Agent => {
+            NextAction::Fail
+        }
         Exit::Code(code) if code == i32::from(DRAINED) => NextAction::Drained,
         Exit::Code(code) if code == i32::from(LIMIT_REACHED) => NextAction::LimitReached,
         Exit::Code(_) | Exit::Signal(_) => NextAction::Restart,
@@ -52,13 +56,18 @@ mod tests {
     }
 
     #[test]
-    fn bad_input_is_never_retried() {
-        assert_eq!(BOTH.map(|child| after(child, Exit::Code(2))), [NextAction::Fail; 2]);
+    fn bad_input_of_the_agent_is_never_retried() {
+        assert_eq!(after(ChildKind::Agent, Exit::Code(2)), NextAction::Fail);
         assert_eq!(
             after(ChildKind::Agent, Exit::Code(127)),
             NextAction::Fail,
             "libtorch is missing"
         );
+    }
+
+    #[test]
+    fn a_coordinator_that_had_served_is_restarted_after_bad_input() {
+        assert_eq!(after(ChildKind::Coordinator, Exit::Code(2)), NextAction::Restart);
     }
 
     #[test]

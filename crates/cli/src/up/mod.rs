@@ -113,6 +113,11 @@ const SERVE_TIMEOUT: Duration = Duration::from_secs(120);
 /// runs a little longer.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(30);
 
+/// How long a coordinator that crashes again and again is restarted.
+const PATIENCE: Duration = Duration::from_secs(3_600);
+/// Pause before a restart of a coordinator that has crashed too often.
+const LATER_RESTART_PAUSE: Duration = Duration::from_secs(10);
+
 /// Two signals within this time count as one, which was received twice, from the terminal and from a parent process.
 const DUPLICATE_SIGNAL_WINDOW: Duration = Duration::from_millis(500);
 
@@ -160,6 +165,10 @@ struct Up {
     /// How the job ended, once this is known.
     outcome: Option<Outcome>,
     stop_request: StopRequest,
+    /// When the coordinator last answered.
+    last_answer: Time,
+    /// The last note about a restart, until the coordinator answers: the same is not said again.
+    last_restart_note: String,
 }
 
 /// Whether the user has asked to stop the job.
@@ -206,6 +215,8 @@ impl Up {
             status: None,
             outcome: None,
             stop_request: StopRequest::NotRequested,
+            last_answer: Time(0),
+            last_restart_note: String::new(),
         })
     }
 
@@ -398,17 +409,34 @@ impl Up {
 
     fn restart(&mut self, kind: ChildKind, exit: Exit) -> Result<(), Failure> {
         let now = self.now();
+        let last_answer = self.last_answer;
         let child = self.child(kind);
-        let Some(pause) = child.pause_before_restart(now) else {
-            let Failure { class, message } = child_failure(child, exit);
-            let (limit, window) = (RestartLimiter::MAX_RESTARTS, RestartLimiter::WINDOW.as_secs());
-            let name = child.name();
-            let message =
-                format!("the {name} was restarted {limit} times in {window} s: {message}");
-            return Err(Failure { class, message });
+        let (name, error) = (child.name(), child.last_error());
+        let because = error.map(|error| format!(" ({error})")).unwrap_or_default();
+        let (pause, what) = match child.pause_before_restart(now) {
+            Some(pause) => (pause, "restarting it".to_owned()),
+            // The ranks train on without a coordinator, and may hold state that is nowhere else.
+            None if kind == ChildKind::Coordinator && now.since(last_answer) < PATIENCE => {
+                let seconds = LATER_RESTART_PAUSE.as_secs();
+                (
+                    LATER_RESTART_PAUSE,
+                    format!("the ranks go on, and it is restarted in {seconds} s"),
+                )
+            }
+            None => {
+                let Failure { class, message } = child_failure(child, exit);
+                let (limit, window) =
+                    (RestartLimiter::MAX_RESTARTS, RestartLimiter::WINDOW.as_secs());
+                let message =
+                    format!("the {name} was restarted {limit} times in {window} s: {message}");
+                return Err(Failure { class, message });
+            }
         };
-        let note = format!("the {} {exit}; restarting it", child.name());
-        self.display.note(&note);
+        let note = format!("the {name} {exit}{because}; {what}");
+        if self.last_restart_note != note {
+            self.display.note(&note);
+            self.last_restart_note = note;
+        }
         feed::send_later(pause, Input::Restart(kind), &self.queue);
         Ok(())
     }
@@ -455,6 +483,8 @@ impl Up {
     // ---- the job ----
 
     fn handle_status(&mut self, status: GetStatusResponse) {
+        self.last_answer = self.now();
+        self.last_restart_note.clear();
         self.display.status(self.now(), &status);
         let outcome = status.outcome.as_ref().and_then(v1::Outcome::known);
         self.status = Some(status);

@@ -27,7 +27,9 @@ impl Engine {
             return self.actions.push(Action::Refuse { node, attachment, reason, retry });
         }
         let Hello { node, slots, running } = hello;
-        let before = self.nodes.insert(node.clone(), Node::new(attachment, now, slots));
+        let mut new = Node::new(attachment, now, slots);
+        new.has_run_ranks = running.is_some();
+        let before = self.nodes.insert(node.clone(), new);
         if let (Some(old), Some(state)) = (&before, self.nodes.get_mut(&node)) {
             // A new agent on the same machine does not remove the cause of the failures.
             (state.failures, state.quarantined_until) = (old.failures, old.quarantined_until);

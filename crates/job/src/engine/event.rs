@@ -2,6 +2,7 @@
 
 use super::{EvaluationResult, JobEvent, Record, WrittenDiagnosis};
 use crate::{
+    exit::Failure,
     ids::{Attachment, Generation, NodeId},
     message::{AgentReport, Directive, Hello, RankReport, StepReport},
 };
@@ -49,6 +50,13 @@ pub enum Event {
     Resume,
     /// A user asks to stop the job at once, without saving.
     Stop,
+    /// The fence is raised.
+    Fenced,
+    /// The fence cannot be raised: the store is unavailable, or refuses to be written.
+    FenceFailed {
+        /// What, where, what to do.
+        failure: Failure,
+    },
     /// The fence cannot be raised because another coordinator has claimed the checkpoint store.
     TakenOver {
         /// One line: what, where, what to do.
@@ -76,8 +84,8 @@ impl Event {
 pub enum Action {
     /// Make this record durable before the next action.
     Persist(Record),
-    /// Raise the checkpoint store's fence, so that older generations can no longer commit. If another coordinator has
-    /// claimed the store, skip the remaining actions and return [`Event::TakenOver`].
+    /// Raise the checkpoint store's fence, so that older generations can no longer commit. Handle the result before any
+    /// other event: [`Event::Fenced`], [`Event::FenceFailed`] or [`Event::TakenOver`].
     Fence(Generation),
     /// Send to an agent.
     Send {

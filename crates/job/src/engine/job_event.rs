@@ -61,6 +61,8 @@ pub enum JobEventKind {
     SaveWaits,
     /// A checkpoint failed; training continues.
     SaveFailed,
+    /// The checkpoint store refuses a new generation; it is tried again.
+    StoreUnavailable,
     /// A rank's process ended before it was done.
     RankFailed,
     /// The driver reported an error of a GPU, or a GPU is unhealthy.

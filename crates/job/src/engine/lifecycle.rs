@@ -1,6 +1,9 @@
 //! The current generation and its phase.
 
-use super::membership::World;
+use super::{
+    membership::World,
+    opening::{Opening, StoreOutage},
+};
 use crate::{
     exit::{Failure, Outcome},
     ids::{Generation, LocalRank, NodeId},
@@ -47,6 +50,10 @@ pub(super) struct Lifecycle {
     pub(super) failures: u32,
     /// Ranks that did not respond in time: their processes are replaced in the next generation.
     pub(super) hanging: Vec<(NodeId, LocalRank)>,
+    /// The next generation, while its fence is being raised.
+    pub(super) opening: Option<Opening>,
+    /// Set while the checkpoint store refuses fences.
+    pub(super) store_outage: Option<StoreOutage>,
 }
 
 impl Lifecycle {
@@ -61,6 +68,8 @@ impl Lifecycle {
             began_at: None,
             failures: 0,
             hanging: Vec::new(),
+            opening: None,
+            store_outage: None,
         }
     }
 
@@ -126,6 +135,12 @@ impl Lifecycle {
     /// Whether a node runs ranks of this generation.
     pub(super) fn includes(&self, node: &NodeId) -> bool {
         self.world().is_some_and(|world| world.includes(node))
+    }
+
+    /// Whether the pause before the next try of a refused fence ends now.
+    pub(super) fn end_store_pause(&mut self, now: Time) -> bool {
+        let outage = self.store_outage.as_mut();
+        outage.is_some_and(|outage| outage.retry_at.take_if(|at| *at <= now).is_some())
     }
 
     /// Extends the deadline of the phase, because the ranks of a node that reconnected may start only now.

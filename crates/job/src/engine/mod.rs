@@ -18,6 +18,8 @@
 //! The rollback is pending until that generation is opened, and no rank of the current generation may continue, even
 //! if this coordinator dies and another one finds the ranks still running.
 //!
+//! If the checkpoint store refuses a generation, the job is in `Backoff` too, and ranks that run keep their state.
+//!
 //! A budget that is used up drains the job.
 //!
 //! [`Action::Persist`] comes before every action that another process can observe; [`Engine::replay`] rebuilds the
@@ -25,13 +27,14 @@
 //!
 //! # Where to look
 //!
-//! [`Engine::handle`] passes an event to one of four files, which decide what follows for the whole state machine:
+//! [`Engine::handle`] passes an event to one of five files, which decide what follows for the whole state machine:
 //!
 //! | file | events |
 //! |---|---|
 //! | `attachments` | agents attach, detach and send heartbeats; nodes leave or join |
 //! | `reports` | ranks make progress, are lost, diverge |
 //! | `requests` | users, machines and budgets ask for a drain, a pause or a checkpoint |
+//! | `opening` | the checkpoint store accepts or refuses a generation |
 //! | `transitions` | the changes from one phase to the next that follow |
 //!
 //! The state is divided into groups. Each group has its own files, whose functions use only that group and their
@@ -61,6 +64,7 @@ mod job_event;
 mod lifecycle;
 mod membership;
 mod nodes;
+mod opening;
 mod pause;
 mod policy;
 mod quarantine;
@@ -198,6 +202,8 @@ impl Engine {
             Event::Pause { reason } => self.pause(now, reason),
             Event::Resume => self.resume(now),
             Event::Stop => self.end(now, Outcome::Stopped),
+            Event::Fenced => self.fenced(now),
+            Event::FenceFailed { failure } => self.fence_failed(now, failure),
             Event::TakenOver { message } => self.taken_over(now, message),
             Event::Tick => {}
         }
@@ -213,6 +219,10 @@ impl Engine {
 
     /// Handles every timeout that has passed.
     fn expire(&mut self, now: Time) {
+        // The answer to the fence follows at once; after the end there are no timeouts.
+        if self.lifecycle.opening.is_some() || self.outcome().is_some() {
+            return;
+        }
         self.check_budget(now);
         let nodes_wake = self.wake.nodes_at.is_some_and(|at| at <= now);
         if nodes_wake {
@@ -232,6 +242,9 @@ impl Engine {
             Phase::Detecting { .. } => self.fail_once_losses_are_known(now),
             Phase::Reattaching { until, .. } if *until <= now => self.give_up_reattaching(now),
             _ => {}
+        }
+        if self.lifecycle.end_store_pause(now) {
+            self.adapt_to_nodes(now);
         }
     }
 
@@ -273,7 +286,8 @@ impl Engine {
             Some(drain) => Some(drain.until),
             None => self.accounting.wakes_at(),
         };
-        phase.into_iter().chain(nodes_at).chain(ends_at).min()
+        let retry_at = self.lifecycle.store_outage.and_then(|outage| outage.retry_at);
+        phase.into_iter().chain(nodes_at).chain(ends_at).chain(retry_at).min()
     }
 
     // ---- actions ----

@@ -39,6 +39,8 @@ pub(super) struct Node {
     /// End of its quarantine; until then it gets no ranks.
     pub(super) quarantined_until: Option<Time>,
     pub(super) heartbeat: Option<LastAgentHeartbeat>,
+    /// Whether its agent has run ranks of this job: they may hold state.
+    pub(super) has_run_ranks: bool,
 }
 
 /// Data of an agent's last heartbeat.
@@ -61,6 +63,7 @@ impl Node {
             failures: 0,
             quarantined_until: None,
             heartbeat: None,
+            has_run_ranks: false,
         }
     }
 

@@ -33,6 +33,11 @@ impl Policy {
         }
     }
 
+    /// Pause before the checkpoint store is tried again after this many refusals in a row.
+    pub(super) fn store_retry(refusals: u32) -> Duration {
+        Duration::from_secs(1 << refusals.saturating_sub(1).min(3))
+    }
+
     /// Time to wait before a restart: zero after the first failure, then doubled with each further failure without a
     /// step in between. Varied by up to a quarter, so that jobs that failed together do not restart together.
     pub(super) fn backoff(&self, failures: u32, job: JobId, generation: Generation) -> Duration {

@@ -98,8 +98,8 @@ impl Engine {
             RankReport::SaveFailed(SaveProblem { message, fence }) => {
                 self.results.save_problem = Some(message.clone());
                 self.publish(JobEventKind::SaveFailed, message.clone());
-                // If the fence is at this job's own generation, no other coordinator is involved.
-                if fence.is_some_and(|fence| fence > self.lifecycle.generation) {
+                // If the fence is at one of this job's own generations, no other coordinator is involved.
+                if fence.is_some_and(|fence| !self.is_own_fence(fence)) {
                     self.taken_over(now, message);
                 }
             }

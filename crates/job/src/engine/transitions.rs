@@ -5,88 +5,18 @@ use super::{
     elastic::NodeChange,
     lifecycle::Phase,
     membership::{MemberKind, World},
-    nodes::Node,
+    opening::NodeChangeCause,
 };
 use crate::{
     exit::{Class, Failure, Outcome, crash},
-    ids::{LocalRank, NodeId},
+    ids::NodeId,
     mesh_secret::MeshSecret,
-    message::{Directive, Launch},
-    plan::place_ranks,
+    message::Directive,
     time::Time,
 };
 
 impl Engine {
-    // ---- opening a generation ----
-
-    pub(super) fn open_if_gathering(&mut self, now: Time) {
-        if matches!(self.lifecycle.phase, Phase::Gathering) {
-            self.open(now);
-        }
-    }
-
-    /// Opens the next generation with the nodes that are attached, or waits for more nodes.
-    pub(super) fn open(&mut self, now: Time) {
-        // Until all ranks hold the state, a leaving node may be the only one that does.
-        let all_hold_state = self.lifecycle.training_world().is_some();
-        let can_run_ranks = |node: &Node| node.departure.is_none() || !all_hold_state;
-        let (slots, min_ranks) = (self.nodes.slots(can_run_ranks), self.policy.min_ranks);
-        // Counted before ranks are placed: while thousands of nodes attach, this runs once for each of them.
-        let placements =
-            (slots >= min_ranks).then(|| self.nodes.offers(can_run_ranks)).and_then(|offers| {
-                let placements = place_ranks(&offers, min_ranks, self.policy.max_ranks)?;
-                Some((offers, placements))
-            });
-        let Some((offers, placements)) = placements else {
-            let reason =
-                format!("waiting for agents: {slots} of at least {min_ranks} ranks are available");
-            return self.lifecycle.set_phase(now, Phase::Gathering, reason);
-        };
-        let generation = self.lifecycle.generation.next();
-        self.lifecycle.generation = generation;
-        self.lifecycle.began_at = None;
-        let world = World::new(placements);
-        self.actions.push(Action::Persist(Record::Opened {
-            generation,
-            placements: world.placements().to_vec(),
-        }));
-        self.actions.extend(self.accounting.persist(now));
-        self.actions.push(Action::Fence(generation));
-        let size = world.size();
-        if let Some(recovery) = self.recoveries.waiting() {
-            recovery.launched_at = Some(now);
-            recovery.generation = generation;
-        }
-        self.publish(
-            JobEventKind::GenerationOpened,
-            format!("generation {generation} opened with {size} ranks"),
-        );
-        let until = now.after(self.policy.rendezvous);
-        let reason = format!("waiting for {size} ranks to start");
-        self.lifecycle.set_phase(now, Phase::Forming { world, until }, reason);
-        for node in self.nodes.values_mut() {
-            node.warm_up = None;
-        }
-        let hanging = std::mem::take(&mut self.lifecycle.hanging);
-        for node in offers.into_iter().map(|offer| offer.node) {
-            let here = hanging.iter().filter(|(other, _)| *other == node);
-            let replace: Vec<LocalRank> = here.map(|(_, local)| *local).collect();
-            self.send_launch(&node, &replace);
-        }
-    }
-
-    pub(super) fn send_launch(&mut self, node: &NodeId, replace: &[LocalRank]) {
-        let Some(world) = self.lifecycle.world() else { return };
-        let launch = Launch {
-            generation: self.lifecycle.generation,
-            world_size: world.size(),
-            ranks: world.ranks_of(node),
-            replace: replace.to_vec(),
-            restore: self.restore(),
-            pause: self.pauses.state(),
-        };
-        self.send(node, Directive::Launch(launch));
-    }
+    // ---- forming and meeting ----
 
     pub(super) fn begin_when_all_ready(&mut self, now: Time) {
         let Phase::Forming { world, .. } = &mut self.lifecycle.phase else { return };
@@ -147,15 +77,17 @@ impl Engine {
         match self.nodes.change(world) {
             Some(NodeChange::Leaves { node, reason, end }) => {
                 match self.nodes.is_enough_without(&node, &self.policy) {
-                    true => self.change_nodes(now, &reason),
+                    true => {
+                        let cause = NodeChangeCause { text: reason, joins: false };
+                        self.open_for_change(now, cause);
+                    }
                     false => self.drain(now, reason, end),
                 }
             }
             Some(NodeChange::Joins { node, ranks }) => {
                 let what = if ranks == 1 { "rank" } else { "ranks" };
-                let cause = format!("node {node} takes part with {ranks} {what} from here on");
-                self.publish(JobEventKind::NodesAdded, cause.clone());
-                self.change_nodes(now, &cause);
+                let text = format!("node {node} takes part with {ranks} {what} from here on");
+                self.open_for_change(now, NodeChangeCause { text, joins: true });
             }
             None => {
                 let until = now.after(self.policy.rendezvous);
@@ -166,14 +98,7 @@ impl Engine {
         }
     }
 
-    /// Opens a generation with other nodes although nothing failed. Every rank keeps its state.
-    fn change_nodes(&mut self, now: Time, cause: &str) {
-        self.begin_recovery(now, now, cause, true);
-        self.open(now);
-        self.release_leaving();
-    }
-
-    fn begin_recovery(&mut self, now: Time, lost_at: Time, cause: &str, planned: bool) {
+    pub(super) fn begin_recovery(&mut self, now: Time, lost_at: Time, cause: &str, planned: bool) {
         let (meter, spent) = (&self.accounting.meter, self.accounting.spent(now));
         self.actions.extend(self.recoveries.abandon(spent));
         // The first report may be older than `now`.
@@ -237,6 +162,9 @@ impl Engine {
     /// Ends the current generation, whose failure was first reported at `lost_at`: opens a new one, at once or after a
     /// backoff, or ends the job.
     fn fail(&mut self, now: Time, lost_at: Time, failure: Failure) {
+        if self.lifecycle.opening.is_some() {
+            return;
+        }
         let generation = self.lifecycle.generation;
         if self.divergences.is_rollback_due(generation) {
             // The generation ended for a rollback, which is not a failure.
@@ -319,6 +247,7 @@ impl Engine {
         let outcome = self.accounting.limited(now, outcome);
         self.end_pause(now);
         self.drain = None;
+        self.lifecycle.opening = None;
         self.actions.extend(self.recoveries.abandon(self.accounting.spent(now)));
         self.actions.extend(self.accounting.persist(now));
         self.actions.push(Action::Persist(Record::Ended(outcome.clone())));

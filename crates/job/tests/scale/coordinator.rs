@@ -200,7 +200,10 @@ impl Fleet {
                     _ => {}
                 }
             }
-            Action::Fence(generation) => self.store.raise_fence(generation),
+            Action::Fence(generation) => {
+                self.store.raise_fence(generation);
+                self.coordinate(EventKind::Control, Event::Fenced);
+            }
             Action::Send { attachment, directive, .. } => {
                 let cost = &mut self.coordinator.cost;
                 cost.directives += 1;

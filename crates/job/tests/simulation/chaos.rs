@@ -39,6 +39,9 @@ const FAULTS: &[(u32, &str, Fault)] = &[
     (20, "the coordinator crashes between two actions", |cluster| {
         cluster.coordinator.crashes_after = Some(cluster.rng.usize(0..6));
     }),
+    (6, "the store refuses to be written", |cluster| {
+        cluster.coordinator.store_refuses_until = cluster.soon(500..=30_000);
+    }),
     (20, "an agent crashes", |cluster| {
         cluster.with_agent(|cluster, id| {
             cluster.agent_crashes(id);
@@ -116,6 +119,7 @@ impl Cluster {
         self.log(|| "CALM".to_owned());
         self.calm_since = Some(self.now);
         self.coordinator.crashes_after = None;
+        self.coordinator.store_refuses_until = self.now;
         self.reset_all_connections();
         self.coordinator_restarts();
         // A paused job would never end.

@@ -3,6 +3,7 @@
 use baton_job::{
     Generation,
     engine::{Action, Engine, Event, Incident, Record, Status},
+    exit::crash,
     ids::Attachment,
     message::Restore,
     time::Time,
@@ -25,6 +26,8 @@ pub(crate) struct Coordinator {
     attachments: u64,
     /// Number of actions after which the coordinator crashes, in one of the next events.
     pub(crate) crashes_after: Option<usize>,
+    /// Until when the store refuses to be written.
+    pub(crate) store_refuses_until: Time,
     /// The engine's status after the last event, and before it.
     pub(crate) status: Status,
     pub(crate) status_before: Status,
@@ -40,6 +43,7 @@ impl Coordinator {
             journal: Vec::new(),
             attachments: 0,
             crashes_after: None,
+            store_refuses_until: Time(0),
             status_before: status.clone(),
             status,
         }
@@ -89,25 +93,27 @@ impl Cluster {
         self.coordinator.status_before = std::mem::replace(&mut self.coordinator.status, status);
         self.facts.push(Fact::EngineMoved);
         let crashes_after = self.coordinator.crashes_after.take_if(|after| *after < actions.len());
+        let mut answer = None;
         for (done, action) in actions.into_iter().enumerate() {
             if crashes_after == Some(done) {
                 return self.coordinator_crashes();
             }
-            self.perform(action);
+            answer = self.perform(action).or(answer);
+        }
+        if let Some(answer) = answer {
+            self.coordinate(answer);
         }
     }
 
-    fn perform(&mut self, action: Action) {
+    /// Performs an action; returns the event that answers it, if there is one.
+    fn perform(&mut self, action: Action) -> Option<Event> {
         self.log(|| format!("    {action:?}"));
         match action {
             Action::Persist(record) => {
                 self.coordinator.journal.push(record.clone());
                 self.facts.push(Fact::Persisted(record));
             }
-            Action::Fence(generation) => {
-                self.store.raise_fence(generation);
-                self.facts.push(Fact::FenceRaised(generation));
-            }
+            Action::Fence(generation) => return Some(self.fence(generation)),
             Action::Send { attachment, directive, .. } => {
                 self.facts.push(Fact::DirectiveSent(directive.clone()));
                 self.send_down(attachment, directive);
@@ -115,6 +121,21 @@ impl Cluster {
             Action::Refuse { attachment, .. } => self.refuse(attachment),
             Action::Publish(_) | Action::WriteDiagnosis(_) | Action::AddPoint(_) => {}
         }
+        None
+    }
+
+    /// A store that refuses to be written may have raised the fence before it failed.
+    fn fence(&mut self, generation: Generation) -> Event {
+        let refuses = self.coordinator.store_refuses_until > self.now;
+        if !refuses || self.rng.bool() {
+            self.store.raise_fence(generation);
+        }
+        if refuses {
+            self.facts.push(Fact::FenceRefused(generation));
+            return Event::FenceFailed { failure: crash("the disk is full") };
+        }
+        self.facts.push(Fact::FenceRaised(generation));
+        Event::Fenced
     }
 
     pub(crate) fn coordinator_crashes(&mut self) {

@@ -16,6 +16,8 @@ pub(crate) enum Fact {
     Persisted(Record),
     /// The store's fence was raised.
     FenceRaised(Generation),
+    /// The store refused to raise the fence.
+    FenceRefused(Generation),
     /// The coordinator sent a directive to an agent.
     DirectiveSent(Directive),
     /// The coordinator crashed.

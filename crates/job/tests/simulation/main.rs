@@ -67,6 +67,7 @@ const EXPECTED: &[(u64, &str)] = &[
     (1_200_000, "steps"),
     (400_000, "commits"),
     (2_000, "commits refused by the fence"),
+    (4_000, "fences refused by the store"),
     (20_000, "stale messages"),
     (40_000, "reports of skipped samples"),
     (40_000, "recoveries"),

@@ -5,7 +5,7 @@ use super::*;
 fn heartbeat(engine: &mut Engine, now: Time, number: u32) {
     let attachment = attachment(engine, number);
     let report = AgentReport::Heartbeat(AgentHeartbeat::default());
-    engine.handle(now, Event::Reported { node: node(number), attachment, report });
+    engine.drive(now, Event::Reported { node: node(number), attachment, report });
 }
 
 fn refused(attachment: u64, retry: AgentRetry) -> Action {
@@ -31,7 +31,7 @@ fn a_second_agent_of_the_same_name_is_refused_while_the_first_is_alive() {
 
     assert_eq!(actions, [refused(3, AgentRetry::Restart)]);
     let late = Event::Detached { node: node(0), attachment: Attachment(3) };
-    engine.handle(at(61.0), late);
+    engine.drive(at(61.0), late);
     let status = engine.status();
     assert_eq!(status.phase, PhaseName::Training);
     assert!(status.nodes.iter().all(|node| node.attached));
@@ -87,6 +87,6 @@ fn a_restarted_agent_replaces_one_that_is_silent() {
 
     assert!(replaces(&actions, 1), "{actions:?}");
     let late = Event::Detached { node: node(0), attachment: Attachment(1) };
-    engine.handle(at(7.0), late);
+    engine.drive(at(7.0), late);
     assert!(engine.status().nodes[0].attached);
 }

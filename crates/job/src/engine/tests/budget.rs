@@ -55,7 +55,7 @@ fn the_meter_runs_while_a_node_is_attached() {
 #[test]
 fn the_meter_stops_when_the_job_is_over() {
     let mut engine = training(&[1]);
-    engine.handle(at(10.0), Event::Stop);
+    engine.drive(at(10.0), Event::Stop);
     assert_eq!(spent(&engine, at(99.0)), 10.0);
 }
 
@@ -65,13 +65,13 @@ fn the_meter_is_persisted_with_generations_saves_and_ends_and_every_minute_of_st
     let generation = engine.lifecycle.generation;
     let mut seconds = |now, rank_report| {
         let event = rank_event(&engine, generation, 0, rank_report);
-        metered(&engine.handle(at(now), event))
+        metered(&engine.drive(at(now), event))
     };
     assert_eq!(seconds(10.0, RankReport::Saved(commit(1, 5))), [Duration::from_secs(10)]);
     assert_eq!(seconds(60.0, stepped(6)), []);
     assert_eq!(seconds(70.0, stepped(7)), [Duration::from_secs(70)]);
     assert_eq!(seconds(75.0, crashed()), [Duration::from_secs(75)]);
-    assert_eq!(metered(&engine.handle(at(80.0), Event::Stop)), [Duration::from_secs(80)]);
+    assert_eq!(metered(&engine.drive(at(80.0), Event::Stop)), [Duration::from_secs(80)]);
 }
 
 #[test]
@@ -93,7 +93,7 @@ fn the_job_drains_when_the_budget_is_used_up() {
     assert_eq!(tick(&mut engine, at(2.0 * HOUR - 1.0)), []);
     assert_eq!(engine.deadline(), Some(at(2.0 * HOUR)));
 
-    let actions = engine.handle(at(2.0 * HOUR), Event::Tick);
+    let actions = engine.drive(at(2.0 * HOUR), Event::Tick);
 
     assert_eq!(metered(&actions), [Duration::from_secs(7_200)]);
     let drain = Directive::Drain { generation: Generation(1), reason: REASON.to_owned() };
@@ -238,7 +238,7 @@ fn use_of_the_budget_is_published_once_each_at_50_80_and_95_percent() {
     let mut messages = Vec::new();
     while let Some(deadline) = engine.deadline().filter(|at| *at < super::at(2.0 * HOUR)) {
         let alerts =
-            engine.handle(deadline, Event::Tick).into_iter().filter_map(|action| match action {
+            engine.drive(deadline, Event::Tick).into_iter().filter_map(|action| match action {
                 Action::Publish(published) if published.kind == JobEventKind::Budget => {
                     Some(published.message)
                 }
@@ -272,7 +272,7 @@ fn use_of_the_budget_is_published_once_each_at_50_80_and_95_percent() {
 fn a_restarted_coordinator_does_not_publish_the_same_alert_again() {
     let records = [Record::Created(origin()), Record::Metered(Duration::from_secs(5_000))];
     let mut engine = Engine::replay(&two_hours(), &records, at(0.0)).unwrap();
-    engine.handle(at(0.0), Event::Tick);
+    engine.drive(at(0.0), Event::Tick);
     attach(&mut engine, at(0.0), 0, 1, None);
     assert_eq!(engine.accounting.wakes_at(), Some(at(0.8 * 2.0 * HOUR - 5_000.0)));
 }

@@ -87,7 +87,7 @@ fn the_remedy_is_published_with_the_name_of_the_diagnosis_file() {
     let generation = engine.lifecycle.generation;
     let event = rank_event(&engine, generation, 0, diverged(40));
 
-    let actions = engine.handle(at(10.0), event);
+    let actions = engine.drive(at(10.0), event);
 
     let published = actions.into_iter().find_map(|action| match action {
         Action::Publish(published) if published.kind == JobEventKind::Diverged => Some(published),

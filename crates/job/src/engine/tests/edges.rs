@@ -56,7 +56,7 @@ fn a_node_without_ranks_is_removed_when_it_disconnects() {
     assert_eq!(waiting.status().nodes, []);
 
     let mut over = training(&[1]);
-    over.handle(at(9.0), Event::Stop);
+    over.drive(at(9.0), Event::Stop);
     detach(&mut over, at(10.0), 0);
     assert_eq!(over.status().nodes, []);
     assert_eq!(over.deadline(), None);

@@ -27,7 +27,7 @@ fn published(engine: &mut Engine, rank_report: RankReport) -> Vec<(JobEventKind,
         Action::Persist(Record::Evaluated { .. }) | Action::AddPoint(_) => None,
         other => panic!("{other:?}"),
     };
-    engine.handle(at(10.0), event).into_iter().filter_map(published).collect()
+    engine.drive(at(10.0), event).into_iter().filter_map(published).collect()
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn an_evaluation_that_is_reported_again_is_published_only_once() {
     // After a rollback, an evaluation at an earlier step is new.
     engine.lifecycle.generation = Generation(2);
     let event = rank_event(&engine, Generation(2), 0, evaluated(15, top1(0.4), None, Extent::Full));
-    assert!(!engine.handle(at(10.0), event).is_empty());
+    assert!(!engine.drive(at(10.0), event).is_empty());
 }
 
 #[test]
@@ -193,7 +193,7 @@ fn an_evaluation_made_again_because_the_checkpoint_lacks_it_is_published_only_on
     engine.lifecycle.began_at = Some(Step(20));
     let mut again = |rank_report| {
         let event = rank_event(&engine, Generation(2), 0, rank_report);
-        engine.handle(at(11.0), event).len()
+        engine.drive(at(11.0), event).len()
     };
     assert_eq!(again(evaluation()), 0);
     let other = evaluated(20, top1(0.5), None, Extent::Full);

@@ -12,7 +12,7 @@ fn heartbeat(
 ) -> Vec<Action> {
     let (attachment, round_trip) = (attachment(engine, 0), Some(Duration::from_millis(3)));
     let report = AgentReport::Heartbeat(AgentHeartbeat { number, round_trip, stats });
-    engine.handle(now, Event::Reported { node: node(0), attachment, report })
+    engine.drive(now, Event::Reported { node: node(0), attachment, report })
 }
 
 #[test]
@@ -66,7 +66,7 @@ fn metric_points_are_added_once_from_the_reports_of_rank_0() {
     let started = RankReport::Started { source: StateSource::Fresh, progress };
     let mut points_of = |rank, rank_report: RankReport| {
         let event = rank_event(&engine, Generation(1), rank, rank_report);
-        points(engine.handle(at(5.0), event))
+        points(engine.drive(at(5.0), event))
     };
     assert_eq!(points_of(0, started.clone()), [MetricPoint::BeganAt(Step(7))]);
     assert_eq!(points_of(1, started), []);

@@ -3,7 +3,7 @@
 use super::*;
 
 fn pause(engine: &mut Engine, now: Time) -> Vec<Action> {
-    engine.handle(now, Event::Pause { reason: "lunch".to_owned() })
+    engine.drive(now, Event::Pause { reason: "lunch".to_owned() })
 }
 
 fn pause_directive(node: u32, attachment: u64, number: u64, paused: bool) -> Action {
@@ -30,7 +30,7 @@ fn pause_and_resume_are_persisted_and_then_sent_to_every_node() {
     assert_eq!((status.phase, status.since), (PhaseName::Paused, at(10.0)));
     assert!(status.reason.contains("lunch") && status.reason.contains("baton resume"));
 
-    let actions = engine.handle(at(40.0), Event::Resume);
+    let actions = engine.drive(at(40.0), Event::Resume);
     assert_eq!(actions[0], Action::Persist(Record::Resumed { at: Duration::from_secs(40) }));
     assert_eq!(actions[2..], [pause_directive(0, 1, 2, false), pause_directive(1, 2, 2, false)]);
     assert_eq!(kinds(&actions), [JobEventKind::Resumed]);
@@ -43,7 +43,7 @@ fn pause_and_resume_are_persisted_and_then_sent_to_every_node() {
 fn a_paused_job_cannot_be_paused_and_a_running_job_cannot_be_resumed() {
     let mut engine = training(&[1]);
     assert!(engine.can_resume().unwrap_err().contains("not paused"));
-    assert_eq!(engine.handle(at(9.0), Event::Resume), []);
+    assert_eq!(engine.drive(at(9.0), Event::Resume), []);
     engine.can_pause().unwrap();
     pause(&mut engine, at(10.0));
     assert!(engine.can_pause().unwrap_err().contains("lunch"));
@@ -73,7 +73,7 @@ fn a_node_that_reconnects_gets_the_current_pause_state() {
     let actions = attach(&mut engine, at(12.0), 1, 1, held());
     assert!(actions.contains(&pause_directive(1, 3, 1, true)), "{actions:?}");
     detach(&mut engine, at(13.0), 1);
-    engine.handle(at(14.0), Event::Resume);
+    engine.drive(at(14.0), Event::Resume);
     let actions = attach(&mut engine, at(15.0), 1, 1, held());
     assert!(actions.contains(&pause_directive(1, 4, 2, false)), "{actions:?}");
 }
@@ -86,7 +86,7 @@ fn a_pause_survives_a_restart_of_the_coordinator() {
         replay(&[opened(1, placements), paused, Record::Metered(Duration::from_secs(15))]);
     attach(&mut engine, at(100.0), 0, 1, running(1, &[(0, RankPhase::Training)]));
     assert_eq!(engine.status().phase, PhaseName::Paused);
-    engine.handle(at(120.0), Event::Resume);
+    engine.drive(at(120.0), Event::Resume);
     let paused = engine.status().spending.paused;
     assert_eq!(
         paused.read(Duration::MAX),
@@ -99,7 +99,7 @@ fn a_pause_survives_a_restart_of_the_coordinator() {
 fn a_drain_ends_a_pause_so_that_the_same_command_resumes_training() {
     let mut engine = training(&[1]);
     pause(&mut engine, at(10.0));
-    let actions = engine.handle(at(11.0), Event::Drain { reason: "spot notice".to_owned() });
+    let actions = engine.drive(at(11.0), Event::Drain { reason: "spot notice".to_owned() });
     assert!(actions.contains(&Action::Persist(Record::Resumed { at: Duration::from_secs(11) })));
     assert_eq!(engine.status().phase, PhaseName::Draining);
     assert!(engine.can_pause().unwrap_err().contains("spot notice"));

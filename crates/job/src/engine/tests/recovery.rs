@@ -51,7 +51,7 @@ fn lost_steps(engine: &Engine) -> Vec<u64> {
 /// Texts about recoveries that are published after this report of rank 0.
 fn recovered(engine: &mut Engine, now: Time, rank_report: RankReport) -> Vec<String> {
     let event = rank_event(engine, engine.lifecycle.generation, 0, rank_report);
-    let messages = engine.handle(now, event).into_iter().filter_map(|action| match action {
+    let messages = engine.drive(now, event).into_iter().filter_map(|action| match action {
         Action::Publish(published) if published.kind == JobEventKind::Recovered => {
             Some(published.message)
         }
@@ -300,7 +300,7 @@ fn recoveries_survive_the_coordinator_including_incomplete_ones() {
     let mut engine = after_40_steps();
     let mut handle = |engine: &mut Engine, now, rank, rank_report| {
         let event = rank_event(engine, engine.lifecycle.generation, rank, rank_report);
-        let persisted = engine.handle(now, event).into_iter().filter_map(|action| match action {
+        let persisted = engine.drive(now, event).into_iter().filter_map(|action| match action {
             Action::Persist(record) => Some(record),
             _ => None,
         });
@@ -311,7 +311,7 @@ fn recoveries_survive_the_coordinator_including_incomplete_ones() {
     // A rank dies again before the first step.
     handle(&mut engine, at(11.0), 1, crashed());
     handle(&mut engine, at(11.0), 0, lost());
-    engine.handle(at(15.0), Event::Tick);
+    engine.drive(at(15.0), Event::Tick);
     all_ready(&mut engine, at(15.1), Some(40));
     all_report(&mut engine, at(15.3), &started_at(40));
     handle(&mut engine, at(15.4), 0, stepped(41));

@@ -77,7 +77,7 @@ stop while ended: -; then -
 fn phases() -> Vec<(&'static str, Engine)> {
     let paused = || {
         let mut engine = training(&[1, 1]);
-        engine.handle(at(9.0), Event::Pause { reason: "lunch".to_owned() });
+        engine.drive(at(9.0), Event::Pause { reason: "lunch".to_owned() });
         engine
     };
     let draining = || {
@@ -196,13 +196,13 @@ fn table() -> String {
         }),
         ("pause", &|engine| {
             engine.can_pause()?;
-            Ok(engine.handle(at(10.0), Event::Pause { reason: "lunch".to_owned() }))
+            Ok(engine.drive(at(10.0), Event::Pause { reason: "lunch".to_owned() }))
         }),
         ("checkpoint", &|engine| {
             engine.can_checkpoint()?;
-            Ok(engine.handle(at(10.0), Event::Checkpoint))
+            Ok(engine.drive(at(10.0), Event::Checkpoint))
         }),
-        ("stop", &|engine| Ok(engine.handle(at(10.0), Event::Stop))),
+        ("stop", &|engine| Ok(engine.drive(at(10.0), Event::Stop))),
     ];
     let mut table = String::new();
     for (request, ask) in requests {

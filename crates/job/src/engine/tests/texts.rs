@@ -11,7 +11,7 @@ fn texts(engine: &mut Engine, kind: JobEventKind, rank_report: RankReport) -> Ve
         Action::Publish(published) if published.kind == kind => Some(published.message),
         _ => None,
     };
-    engine.handle(at(10.0), event).into_iter().filter_map(text).collect()
+    engine.drive(at(10.0), event).into_iter().filter_map(text).collect()
 }
 
 #[test]
@@ -92,7 +92,7 @@ fn a_straggler_is_named_with_its_place_and_its_time() {
         for (rank, own_step_seconds) in [(0, 0.2), (1, 0.5)] {
             let heartbeat = RankHeartbeat { own_step_seconds, ..RankHeartbeat::default() };
             let event = rank_event(&engine, Generation(1), rank, RankReport::Heartbeat(heartbeat));
-            straggler = engine.handle(at(f64::from(second)), event);
+            straggler = engine.drive(at(f64::from(second)), event);
         }
     }
     let [Action::Publish(published)] = &straggler[..] else { panic!("{straggler:?}") };

@@ -9,6 +9,8 @@ use crate::{cluster::Cluster, fact::Fact};
 #[derive(Default)]
 pub(super) struct PersistComesFirst {
     opened: Generation,
+    /// A generation that the store refused is opened again.
+    refused: Generation,
     fenced: Generation,
     ended: bool,
 }
@@ -21,13 +23,15 @@ impl Invariant for PersistComesFirst {
     fn check(&mut self, _: &Cluster, fact: &Fact) -> Result<(), String> {
         match fact {
             Fact::Persisted(Record::Opened { generation, .. }) => {
-                if *generation <= self.opened {
+                let again = *generation == self.opened && self.refused == self.opened;
+                if *generation <= self.opened && !again {
                     return Err(format!("generation {generation} opened after {}", self.opened));
                 }
                 self.opened = *generation;
                 self.ended = false;
             }
             Fact::Persisted(Record::Ended(_)) => self.ended = true,
+            Fact::FenceRefused(generation) => self.refused = *generation,
             Fact::FenceRaised(generation) => self.fenced = *generation,
             Fact::DirectiveSent(Directive::Launch(launch)) => {
                 let generation = launch.generation;

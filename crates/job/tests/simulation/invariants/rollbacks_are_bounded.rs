@@ -15,6 +15,9 @@ pub(super) struct RollbacksAreBounded {
     made: u32,
     /// Generation of the last rollback, until it is opened.
     due: Option<Generation>,
+    /// The last generation that the store refused. It is in the journal, so a restarted coordinator does not use its
+    /// number again.
+    refused: Generation,
 }
 
 impl Invariant for RollbacksAreBounded {
@@ -39,8 +42,12 @@ impl Invariant for RollbacksAreBounded {
                     None => Ok(()),
                 }
             }
+            Fact::FenceRefused(generation) => {
+                self.refused = *generation;
+                Ok(())
+            }
             Fact::Persisted(Record::Opened { generation, .. }) => match self.due.take() {
-                Some(due) if due != *generation => {
+                Some(due) if due != *generation && due != self.refused => {
                     Err(format!("generation {generation} was opened instead of {due}"))
                 }
                 _ => Ok(()),
