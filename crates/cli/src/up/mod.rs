@@ -114,7 +114,7 @@ const SERVE_TIMEOUT: Duration = Duration::from_secs(120);
 const EXIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long a coordinator that crashes again and again is restarted.
-const PATIENCE: Duration = Duration::from_secs(3_600);
+const RESTART_TIMEOUT: Duration = Duration::from_secs(3_600);
 /// Pause before a restart of a coordinator that has crashed too often.
 const LATER_RESTART_PAUSE: Duration = Duration::from_secs(10);
 
@@ -416,7 +416,7 @@ impl Up {
         let (pause, what) = match child.pause_before_restart(now) {
             Some(pause) => (pause, "restarting it".to_owned()),
             // The ranks train on without a coordinator, and may hold state that is nowhere else.
-            None if kind == ChildKind::Coordinator && now.since(last_answer) < PATIENCE => {
+            None if kind == ChildKind::Coordinator && now.since(last_answer) < RESTART_TIMEOUT => {
                 let seconds = LATER_RESTART_PAUSE.as_secs();
                 (
                     LATER_RESTART_PAUSE,

@@ -2,7 +2,7 @@
 
 use super::{
     membership::World,
-    opening::{Opening, StoreOutage},
+    opening::{GenerationOpening, StoreOutage},
 };
 use crate::{
     exit::{Failure, Outcome},
@@ -51,7 +51,7 @@ pub(super) struct Lifecycle {
     /// Ranks that did not respond in time: their processes are replaced in the next generation.
     pub(super) hanging: Vec<(NodeId, LocalRank)>,
     /// The next generation, while its fence is being raised.
-    pub(super) opening: Option<Opening>,
+    pub(super) opening: Option<GenerationOpening>,
     /// Set while the checkpoint store refuses fences.
     pub(super) store_outage: Option<StoreOutage>,
 }

@@ -19,10 +19,10 @@ use crate::{
 
 /// A generation whose fence is being raised.
 #[derive(Clone, Debug)]
-pub(super) struct Opening {
+pub(super) struct GenerationOpening {
     generation: Generation,
     world: World,
-    /// Nodes that are told, which may run no ranks.
+    /// Nodes to notify, which may run no ranks.
     nodes: Vec<NodeId>,
     /// Why the nodes change although nothing failed.
     change: Option<NodeChangeCause>,
@@ -95,12 +95,13 @@ impl Engine {
         self.actions.extend(self.accounting.persist(now));
         self.actions.push(Action::Fence(generation));
         let nodes = offers.into_iter().map(|offer| offer.node).collect();
-        self.lifecycle.opening = Some(Opening { generation, world, nodes, change });
+        self.lifecycle.opening = Some(GenerationOpening { generation, world, nodes, change });
     }
 
     /// The fence is raised: the ranks leave the old generation.
     pub(super) fn fenced(&mut self, now: Time) {
-        let Some(Opening { generation, world, nodes, change }) = self.lifecycle.opening.take()
+        let Some(GenerationOpening { generation, world, nodes, change }) =
+            self.lifecycle.opening.take()
         else {
             return;
         };
@@ -142,7 +143,7 @@ impl Engine {
     /// The store refuses the fence. Ranks that run hold state that may be nowhere else, so the job waits for the store
     /// as long as there are any; without them nothing is lost by ending it.
     pub(super) fn fence_failed(&mut self, now: Time, failure: Failure) {
-        let Some(Opening { generation, .. }) = self.lifecycle.opening.take() else {
+        let Some(GenerationOpening { generation, .. }) = self.lifecycle.opening.take() else {
             return;
         };
         if !self.nodes.values().any(|node| node.has_run_ranks) {

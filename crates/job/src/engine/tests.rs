@@ -410,8 +410,8 @@ fn a_joining_node_takes_part_once_its_processes_are_ready() {
     assert_eq!(placed(&engine), ["node0"]);
 
     let opened = warm(&mut engine, at(6.0), 1, 0);
-    let is_told = |action: &Action| matches!(action, Action::Publish(event) if event.kind == JobEventKind::NodesAdded);
-    assert!(opened.iter().any(is_told), "{opened:?}");
+    let is_reported = |action: &Action| matches!(action, Action::Publish(event) if event.kind == JobEventKind::NodesAdded);
+    assert!(opened.iter().any(is_reported), "{opened:?}");
     assert_eq!(placed(&engine), ["node0", "node1", "node1"]);
     let status = engine.status();
     assert_eq!((status.phase, status.generation), (PhaseName::Forming, Generation(2)));

@@ -6,7 +6,7 @@ fn full_disk() -> Event {
     Event::FenceFailed { failure: crash("the disk is full; free space") }
 }
 
-fn told(actions: &[Action]) -> Vec<&str> {
+fn reported(actions: &[Action]) -> Vec<&str> {
     let text = |action| match action {
         &Action::Publish(JobEvent {
             kind: JobEventKind::StoreUnavailable, ref message, ..
@@ -28,7 +28,7 @@ fn refused() -> (Engine, Vec<Action>) {
     let event = rank_event(&engine, Generation(1), 1, crashed());
     let actions = engine.handle(at(10.0), event);
     assert_eq!(actions.last(), Some(&Action::Fence(Generation(2))));
-    assert_eq!(launches(&actions), 0, "no rank is told before the fence");
+    assert_eq!(launches(&actions), 0, "nothing is sent before the fence");
     let actions = engine.handle(at(10.0), full_disk());
     (engine, actions)
 }
@@ -39,7 +39,7 @@ fn ranks_keep_their_state_until_the_store_accepts_the_next_generation() {
 
     assert_eq!(launches(&actions), 0);
     assert_eq!(
-        told(&actions),
+        reported(&actions),
         [
             "the next generation waits for the checkpoint store; ranks that run keep their state: the disk is full; free \
           space"
@@ -56,7 +56,7 @@ fn ranks_keep_their_state_until_the_store_accepts_the_next_generation() {
     let again = engine.handle(at(11.0), Event::Tick);
     assert!(again.contains(&Action::Fence(Generation(2))), "{again:?}");
     let actions = engine.handle(at(11.0), full_disk());
-    assert_eq!(told(&actions), [""; 0], "an outage is told once");
+    assert_eq!(reported(&actions), [""; 0], "an outage is reported once");
     assert_eq!(engine.deadline(), Some(at(13.0)));
 
     let again = engine.handle(at(13.0), Event::Tick);
@@ -126,7 +126,7 @@ fn training_goes_on_while_a_change_of_nodes_waits_for_the_store() {
     let actions = engine.handle(at(6.0), full_disk());
 
     assert_eq!(
-        told(&actions),
+        reported(&actions),
         [
             "training goes on with the same nodes until the checkpoint store can be written: the disk is full; free space"
         ]
