@@ -13,8 +13,8 @@ use tonic::transport::Uri;
 /// Serve a job until it ends.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// The job: a recipe file. Without it, serve the job of the run folder, or wait for a job from `baton
-    /// submit`.
+    /// The job: a recipe file. Without it, serve the job that `baton submit` sent to this run folder before, or wait
+    /// for one.
     #[arg(long, value_name = "FILE")]
     pub(crate) recipe: Option<PathBuf>,
     /// Change one value of the recipe, e.g. --set train.epochs=3. Can be repeated.

@@ -131,15 +131,17 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Fai
     let open = |path: &Path| {
         Journal::open(path).map_err(|error| disk::failure(path, format!("{error:#}")))
     };
-    let (mut journal, mut records) = open(&path)?;
-    let store = open_store(spec, &args.run_dir, !new_run && may_have_ranks(&records))?;
+    // With --resume nothing is changed before its checkpoint is found.
     if let Some(typed) = &args.resume
         && let CheckpointReference { location: None, id } = checkpoint(typed)?
     {
-        // Checked before the journal of an older run is set aside. A folder that the user names may exist only on the
+        // A name is one of this job's own store; without it nothing can start. Another location may be readable only on the
         // machine of the rank that reads it.
+        let store = open_store(spec, &args.run_dir, false)?;
         store.manifest(&id.name()).map_err(|error| bad_input(format!("--resume: {error}")))?;
     }
+    let (mut journal, mut records) = open(&path)?;
+    let store = open_store(spec, &args.run_dir, !new_run && may_have_ranks(&records))?;
     let may_be_replaced = args.no_auto_resume || args.allow_recipe_change;
     if (new_run || records.is_empty()) && !may_be_replaced {
         refuse_store_of_another_recipe(spec, &store)?;
@@ -160,7 +162,7 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Fai
                 (journal, records) = open(&path)?;
                 Engine::new(spec, new_origin(spec, &store, |_| restore)?, clock.now())
             }
-            changes => return Err(other_recipe(&args.run_dir, changes)),
+            changes => return Err(other_recipe(args, changes)),
         },
         None => Engine::new(
             spec,
@@ -270,12 +272,20 @@ fn requested_restore(args: &Args, first_generation: Generation) -> Restore {
     Restore { not_before, path: args.resume.clone(), allow_recipe_change, ..Restore::default() }
 }
 
-fn other_recipe(run_dir: &Path, changes: &[String]) -> Failure {
+fn other_recipe(args: &Args, changes: &[String]) -> Failure {
+    let remedy = match args.recipe {
+        Some(_) => {
+            "undo the change, or give another --run-dir, or continue with the old state with --allow-recipe-change, \
+             or start a new run here with --no-auto-resume"
+        }
+        None => {
+            "undo the change, or start the coordinator with another --run-dir, or with --allow-recipe-change to \
+             continue with the old state, or with --no-auto-resume to start a new run here"
+        }
+    };
     bad_input(format!(
-        "run folder {} has a run of another recipe, and this recipe would give different weights ({}): undo \
-         the change, or give another --run-dir, or continue with the old state with --allow-recipe-change, or \
-         start a new run here with --no-auto-resume",
-        run_dir.display(),
+        "run folder {} has a run of another recipe, and this recipe would give different weights ({}): {remedy}",
+        args.run_dir.display(),
         changes.join(", ")
     ))
 }

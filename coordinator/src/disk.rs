@@ -1,15 +1,14 @@
 //! Errors of the disk. A full disk is no bad input: the same command continues the job once there is space.
 
-use std::{fmt::Display, io, path::Path};
+use std::{fmt::Display, path::Path};
 
-use baton_checkpoint::Error as StoreError;
+use baton_checkpoint::{Error as StoreError, is_full_disk};
 use baton_job::exit::{Failure, bad_input, crash};
-use rustix::io::Errno;
 
 /// The failure if a problem with `path` is that its disk is full.
 pub(crate) fn full(path: &Path, problem: &str) -> Option<Failure> {
     let path = path.display();
-    is_full(problem).then(|| {
+    is_full_disk(problem).then(|| {
         crash(format!("{problem}; free space on the disk of {path} and start the job again"))
     })
 }
@@ -23,19 +22,12 @@ pub(crate) fn failure(path: &Path, problem: impl Display) -> Failure {
 /// The failure for a checkpoint store that cannot be used. Another try helps if a bucket does not respond.
 pub(crate) fn store_failure(error: &StoreError) -> Failure {
     match error {
-        StoreError::Location { location, problem, .. } if is_full(problem) => {
+        StoreError::Location { location, problem, .. } if is_full_disk(problem) => {
             failure(Path::new(location), format!("checkpoint store {location}: {problem}"))
         }
-        error if error.is_transient() => crash(error),
-        error => failure(Path::new("the checkpoint store"), error),
+        error if error.is_bad_input() => bad_input(error),
+        error => crash(error),
     }
-}
-
-/// Whether an error's text is that of a full disk or quota. Errors of libraries keep only the system's text.
-fn is_full(problem: &str) -> bool {
-    [Errno::NOSPC, Errno::DQUOT]
-        .iter()
-        .any(|full| problem.contains(&io::Error::from(*full).to_string()))
 }
 
 #[cfg(test)]

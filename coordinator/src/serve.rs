@@ -10,9 +10,14 @@ use std::{
     time::Duration,
 };
 
-use axum::middleware::{from_fn, from_fn_with_state};
+use axum::{
+    extract::Request,
+    http::{StatusCode, header::CONTENT_TYPE},
+    middleware::{from_fn, from_fn_with_state},
+    response::{IntoResponse as _, Response},
+};
 use baton_access::{AccessGuard, RunFolder, run::same_run};
-use baton_job::exit::{Failure, Outcome, bad_input, crash};
+use baton_job::exit::{Class, Failure, Outcome, bad_input, crash};
 use baton_proto::{
     DESCRIPTORS,
     v1::{job_service_server::JobServiceServer, node_service_server::NodeServiceServer},
@@ -178,7 +183,11 @@ async fn submitted(
             }
             Err(failure) => {
                 tracing::warn!(%failure, "a submitted job cannot start");
-                let _ = answer.send(Err(Status::failed_precondition(failure.message)));
+                let refusal = match failure.class {
+                    Class::BadInput => Status::invalid_argument(failure.message),
+                    _ => Status::failed_precondition(failure.message),
+                };
+                let _ = answer.send(Err(refusal));
             }
         }
     }
@@ -255,7 +264,7 @@ async fn serve_all(
         .add_service(reflection().build_v1alpha()?)
         .add_service(jobs)
         .add_service(nodes);
-    let merged = std::mem::take(routes.axum_router_mut()).merge(dashboard);
+    let merged = std::mem::take(routes.axum_router_mut()).merge(dashboard).fallback(unknown_path);
     // The layer added last comes first: a client without access is refused before its body is read.
     *routes.axum_router_mut() = merged
         .layer(from_fn(body_deadline::limit))
@@ -264,6 +273,17 @@ async fn serve_all(
         .layer(from_fn_with_state(run_id, same_run));
     server.add_routes(routes).serve_with_incoming(clients).await?;
     Ok(())
+}
+
+/// Answers a call of a service that does not exist, or a request for a page that does not exist.
+async fn unknown_path(request: Request) -> Response {
+    let content_type = request.headers().get(CONTENT_TYPE);
+    let is_call = content_type.is_some_and(|text| text.as_bytes().starts_with(b"application/grpc"));
+    match is_call {
+        true => Status::unimplemented("this coordinator has no such service").into_http(),
+        false => (StatusCode::NOT_FOUND, "there is no such page; the dashboard is at /\n")
+            .into_response(),
+    }
 }
 
 /// Resolves once the job has ended and its agents have closed their streams.

@@ -134,7 +134,7 @@ async fn a_coordinator_without_a_job_lets_agents_wait_and_a_submitted_job_surviv
     assert!(details[0].description.starts_with("is 0: "), "{details:?}");
     let unwritable = submit(&["checkpoint.dir='/proc/nowhere'"]);
     let refused = client.submit_job(unwritable).await.unwrap_err();
-    assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
 
     let changes = cluster.overrides();
     let request = SubmitJobRequest { recipe: recipe.clone(), overrides: changes };

@@ -66,6 +66,16 @@ async fn a_browser_can_view_and_control_the_job_on_the_port_of_grpc() {
     let metrics = ask(&url, "GET", "/metrics", &[]).await;
     assert!(metrics.body.contains("baton_phase{phase=\"training\"} 1"), "{}", metrics.body);
 
+    let missing = ask(&url, "GET", "/nothing", &[]).await;
+    assert!(
+        missing.status == 404 && missing.body.contains("dashboard is at /"),
+        "{}",
+        missing.head
+    );
+    let grpc = [("content-type", "application/grpc")];
+    let missing = ask(&url, "POST", "/baton.v1.Nothing/Call", &grpc).await;
+    assert!(missing.head.contains("grpc-status: 12"), "{}", missing.head);
+
     // A page of another site cannot, whatever it makes a browser send.
     let crossed = ask(&url, "POST", "/api/control/drain", &CONTROL_HEADERS[1..]).await;
     assert_eq!(crossed.status, 403, "{}", crossed.body);

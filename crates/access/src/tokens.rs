@@ -107,6 +107,14 @@ impl Tokens {
             Ok((role, digest(&token.0)))
         });
         let entries: Vec<_> = entries.collect::<Result<_, Error>>()?;
+        for (index, (role, token)) in entries.iter().enumerate() {
+            if let Some((other, _)) = entries[..index].iter().find(|(_, known)| known == token) {
+                return Err(Error(format!(
+                    "a token of role {role} is also one of role {other}: give each role its own; create them with \
+                     `baton cert`"
+                )));
+            }
+        }
         match entries.is_empty() {
             true => Err(Error("it contains no token; a line is ROLE TOKEN".to_owned())),
             false => Ok(Self(entries)),
@@ -186,6 +194,10 @@ mod tests {
             ("\nadmin secret-0123456789", "line 2: the first word must be a role"),
             ("agent secret", "line 1: a token has at least 16"),
             ("agent secret-0123456789ü", "line 1: a token has letters"),
+            (
+                "viewer secret-0123456789\noperator secret-0123456789",
+                "a token of role operator is also one of role viewer",
+            ),
         ] {
             let Error(message) = Tokens::parse(text).unwrap_err();
             assert!(message.contains(problem), "{message}");

@@ -52,6 +52,7 @@ impl<'a> Location<'a> {
     /// Parses a location. An unsupported URL scheme is an error: otherwise `gs://…` would create a folder `gs:`.
     pub(crate) fn of(location: &'a str) -> Result<Self, String> {
         match location.split_once("://") {
+            None if location.is_empty() => Err("the path is empty".to_owned()),
             None => Ok(Self::Folder(location)),
             Some(("s3", rest)) => {
                 let (name, prefix) = rest.split_once('/').unwrap_or((rest, ""));
@@ -92,6 +93,7 @@ mod tests {
         assert_eq!(Location::of("s3://bucket/runs/a"), bucket("bucket", "runs/a"));
         assert_eq!(Location::of("s3://bucket"), bucket("bucket", ""));
         assert_eq!(Location::of("runs/s3"), Ok(Location::Folder("runs/s3")));
+        assert_eq!(Location::of(""), Err("the path is empty".to_owned()));
         assert_eq!(Location::of("gs://bucket/runs"), Err("gs:// is not supported".to_owned()));
         assert_eq!(Location::of("s3:///runs"), Err("the bucket name is missing".to_owned()));
     }

@@ -4,6 +4,7 @@ use std::{error, fmt, io, iter};
 
 use baton_job::Generation;
 use baton_s3::{BucketRefusal, brief, hide_password, refusal};
+use rustix::io::Errno;
 
 use crate::access::Location;
 
@@ -179,6 +180,27 @@ impl Error {
             && matches!(refusal(source), Some(BucketRefusal::Access | BucketRefusal::Missing)))
     }
 
+    /// Whether another try would fail in the same way, because the input or the machine's setup is wrong.
+    #[must_use]
+    pub fn is_bad_input(&self) -> bool {
+        match self {
+            Self::Location { problem, .. } | Self::Export { problem, .. } => !is_full_disk(problem),
+            Self::Storage { source, .. } => {
+                self.is_refused() || io_error(source).is_some_and(|error| cannot_pass(error.kind()))
+            }
+            Self::Fenced { .. } | Self::NotCommittable { .. } => false,
+            Self::Access { .. }
+            | Self::TakenOver { .. }
+            | Self::Exists(_)
+            | Self::Missing { .. }
+            | Self::NoReference(_)
+            | Self::Damaged { .. }
+            | Self::NewerVersion { .. }
+            | Self::NoUsableCheckpoint { .. }
+            | Self::CheckpointsGone { .. } => true,
+        }
+    }
+
     /// The error for a location that cannot be used.
     pub(crate) fn unusable(
         location: &str,
@@ -226,11 +248,36 @@ const MAX_MESSAGE_CHARS: usize = 400;
 pub(crate) const OTHER_FOLDER: &str =
     "check that this user may create and write this folder, or set checkpoint.dir to another one";
 
+/// Whether a problem's text is that of a full disk or quota. Errors of libraries keep only the system's text.
+#[must_use]
+pub fn is_full_disk(problem: &str) -> bool {
+    [Errno::NOSPC, Errno::DQUOT]
+        .iter()
+        .any(|full| problem.contains(&io::Error::from(*full).to_string()))
+}
+
+/// Whether a folder has this problem until somebody changes it.
+fn cannot_pass(problem: io::ErrorKind) -> bool {
+    matches!(
+        problem,
+        io::ErrorKind::PermissionDenied
+            | io::ErrorKind::ReadOnlyFilesystem
+            | io::ErrorKind::NotADirectory
+            | io::ErrorKind::AlreadyExists
+    )
+}
+
+/// The system's error behind an error of the store.
+fn io_error(source: &object_store::Error) -> Option<&io::Error> {
+    let causes = iter::successors(Some(source as &(dyn error::Error + 'static)), |e| e.source());
+    causes.filter_map(|cause| cause.downcast_ref::<io::Error>()).last()
+}
+
 /// The advice for a problem with a folder.
 fn folder_remedy(problem: io::ErrorKind) -> Option<&'static str> {
     Some(match problem {
         io::ErrorKind::PermissionDenied => {
-            "give this user write permission there, or set checkpoint.dir to another folder"
+            "let this user read and write there, or set checkpoint.dir to another folder"
         }
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             "free some disk space, or lower checkpoint.keep_last"
@@ -247,9 +294,7 @@ fn folder_remedy(problem: io::ErrorKind) -> Option<&'static str> {
 
 /// The advice at the end of a storage error.
 fn remedy(location: &str, source: &object_store::Error) -> &'static str {
-    let causes = iter::successors(Some(source as &(dyn error::Error + 'static)), |e| e.source());
-    let system = causes.filter_map(|cause| cause.downcast_ref::<io::Error>()).last();
-    let known = system.and_then(|error| folder_remedy(error.kind()));
+    let known = io_error(source).and_then(|error| folder_remedy(error.kind()));
     if let Some(remedy) = known.filter(|_| !is_bucket(location)) {
         return remedy;
     }
@@ -304,7 +349,7 @@ mod tests {
         let denied = Error::unusable_folder("/mnt/shared", &denied).to_string();
         assert_eq!(
             denied,
-            "checkpoint store /mnt/shared: permission denied; give this user write permission there, or set \
+            "checkpoint store /mnt/shared: permission denied; let this user read and write there, or set \
              checkpoint.dir to another folder"
         );
         let folder = tempfile::tempdir().unwrap();

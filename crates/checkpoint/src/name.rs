@@ -64,7 +64,8 @@ impl FromStr for CheckpointReference {
     }
 }
 
-pub(crate) const MANIFEST: &str = "manifest.json";
+/// Name of the file that makes a folder a checkpoint.
+pub const MANIFEST: &str = "manifest.json";
 pub(crate) const EVALUATION: &str = "evaluation.json";
 pub(crate) const FROZEN: &str = "frozen";
 pub(crate) const FENCES: &str = "fences";

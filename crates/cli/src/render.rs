@@ -597,6 +597,8 @@ pub(crate) struct RunInfo<'a> {
     pub(crate) run_dir: &'a Path,
     /// The recipe's validation set.
     pub(crate) validation_set: &'a str,
+    /// Whether `baton-worker eval` can evaluate the model.
+    pub(crate) evaluates: bool,
 }
 
 /// How the job ended, its results, and the next commands.
@@ -618,11 +620,13 @@ pub(crate) fn ending(status: &GetStatusResponse, outcome: &Outcome, run: &RunInf
         lines.push(format!(
             "  baton checkpoint export --run-dir {run_dir} --out {name}.safetensors"
         ));
-        lines.push(format!(
-            "  baton-worker eval --weights {name}.safetensors --data {} --recipe {}",
-            shell_quoted(run.validation_set),
-            run.recipe()
-        ));
+        if run.evaluates {
+            lines.push(format!(
+                "  baton-worker eval --weights {name}.safetensors --data {} --recipe {}",
+                shell_quoted(run.validation_set),
+                run.recipe()
+            ));
+        }
     }
     if let Outcome::Failed { .. } = outcome {
         lines.push(format!("logs: {}", run.run_dir.join("logs").display()));

@@ -215,6 +215,16 @@ fn an_export_never_replaces_a_pipe_or_a_device() {
 }
 
 #[test]
+fn an_export_never_replaces_a_file_of_a_checkpoint() {
+    let test = samples::run();
+    let out = "step-0000000110-gen-000002/manifest.json";
+    let before = fs::read(test.folder.path().join(out)).unwrap();
+    let error = rejected(&test, 2, &["export", "--dir", ".", "--out", out]);
+    assert!(error.contains("is a checkpoint: give a path outside of it"), "{error}");
+    assert_eq!(fs::read(test.folder.path().join(out)).unwrap(), before);
+}
+
+#[test]
 fn names_in_a_forged_manifest_do_not_control_the_terminal() {
     let test = samples::store();
     let forge = |step| {
@@ -256,6 +266,6 @@ fn a_copy_creates_its_folder() {
     assert_eq!(code, 2, "a word without a slash is a name");
     let (code, output, _) = baton(&test, &["diff", "./", "copies/"]);
     assert_eq!(code, 0, "{output}");
-    let error = rejected(&test, 1, &["cp", "nowhere", "copies"]);
+    let error = rejected(&test, 2, &["cp", "nowhere", "copies"]);
     assert!(error.contains("nowhere"), "{error}");
 }

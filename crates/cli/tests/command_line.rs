@@ -218,6 +218,7 @@ fn numbers_that_no_machine_can_handle_are_refused_with_the_range() {
         (&["data", "bench", "train.beton", "--threads", "1000000"], threads),
         (&["data", "verify", "train.beton", "--threads", "1000000"], threads),
         (&["data", "write", "--from", "a", "--to", "b", "--threads", "1000000"], threads),
+        (&["plan", "good.toml", "--samples", "640", "--price", "1e300"], "0 to 1000000"),
     ] {
         let output = folder.baton(arguments);
         let error = String::from_utf8(output.stderr).unwrap();
@@ -469,6 +470,15 @@ fn certificates_are_listed_as_text_or_as_json() {
     assert_eq!((&output["folder"], &output["days"]), (&"more".into(), &3.into()));
     let files = output["files"].as_array().unwrap();
     assert_eq!((files.len(), &files[0]), (10, &"ca.pem".into()));
+    for host in ["https://host", "host:1", "[::1]", "a..b", "a b", ""] {
+        let output = folder.baton(&["cert", "--out", "refused", "--host", host]);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(2), "{error}");
+        assert!(error.contains("must be a host name or an address"), "{error}");
+    }
+    for host in ["10.0.0.1", "fe80::1", "*.cluster.example", "node_1"] {
+        stdout(&folder.baton(&["cert", "--out", &format!("for-{host}"), "--host", host]));
+    }
 }
 
 #[test]
@@ -517,13 +527,15 @@ fn weights_cannot_be_imported_for_a_model_without_layers() {
 #[test]
 fn checkpoints_of_a_missing_folder_are_an_error() {
     let folder = TestFolder::new();
-    let error = folder.rejected(1, &["checkpoint", "ls", "--dir", "nowhere"]);
+    let error = folder.rejected(2, &["checkpoint", "ls", "--dir", "nowhere"]);
     assert!(error.starts_with("error: nowhere does not exist: "), "{error}");
-    let error = folder.rejected(1, &["checkpoint", "ls", "--dir", "good.toml"]);
+    let error = folder.rejected(2, &["checkpoint", "ls", "--dir", "good.toml"]);
     assert!(error.starts_with("error: good.toml is not a folder: "), "{error}");
-    assert!(folder.rejected(1, &["checkpoint", "verify", "--dir", "nowhere"]).contains("nowhere"));
+    assert!(folder.rejected(2, &["checkpoint", "verify", "--dir", "nowhere"]).contains("nowhere"));
     let export = ["checkpoint", "export", "--dir", "nowhere", "--out", "w.safetensors"];
-    assert!(folder.rejected(1, &export).contains("nowhere"));
+    assert!(folder.rejected(2, &export).contains("nowhere"));
+    let error = folder.rejected(2, &["checkpoint", "ls", "--dir", ""]);
+    assert!(error.contains("the path is empty"), "{error}");
     assert!(!Path::new(&folder.0.path().join("w.safetensors")).exists());
 }
 

@@ -338,6 +338,9 @@ fn a_job_is_submitted_with_base_and_changes_but_without_defaults() {
     let output: serde_json::Value =
         serde_json::from_str(&stdout(&fake, &["submit", DIGITS, "--json"])).unwrap();
     assert_eq!(output, serde_json::json!({ "job_id": "5f0c8d5e", "name": "demo" }));
+    fake.update(|state| state.status = testing::completed());
+    let output = stdout(&fake, &["submit", heir]);
+    assert!(output.starts_with("demo: job 5f0c8d5e had ended before: "), "{output}");
 }
 
 #[test]

@@ -3,7 +3,9 @@
 
 use std::{
     fmt::Display,
+    fs,
     io::{self, ErrorKind, IsTerminal, Write},
+    path::Path,
     process,
 };
 
@@ -48,6 +50,20 @@ pub fn page(text: impl Display) {
 /// Prints a line about a command's progress to standard error, separate from its result.
 pub fn note(text: impl Display) {
     let _ = writeln!(io::stderr(), "{}", lines(&text.to_string()));
+}
+
+/// Refuses to replace something that is no regular file, for instance a device.
+///
+/// # Errors
+/// `target` exists and is no file.
+pub fn refuse_special_file(target: &Path) -> Result<(), Failure> {
+    match fs::metadata(target) {
+        Ok(existing) if !existing.is_file() => Err(exit::bad_input(format!(
+            "{} exists and is not a regular file: give another path",
+            target.display()
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Prints why a command failed.

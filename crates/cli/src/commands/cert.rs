@@ -3,6 +3,7 @@
 use std::{
     fs::{self, OpenOptions},
     io::{self, Write},
+    net::IpAddr,
     os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
@@ -42,7 +43,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR", default_value = "certs")]
     out: PathBuf,
     /// Host name or address of the coordinator, in addition to localhost; may be repeated
-    #[arg(long = "host", value_name = "HOST")]
+    #[arg(long = "host", value_name = "HOST", value_parser = host)]
     hosts: Vec<String>,
     /// Days for which the certificates are valid
     #[arg(long, value_name = "DAYS", default_value_t = 90, value_parser = clap::value_parser!(u32).range(1..=825))]
@@ -50,6 +51,19 @@ pub(crate) struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+}
+
+/// A host name or an address, which a client finds in the certificate.
+fn host(text: &str) -> Result<String, String> {
+    let is_part = |part: &str| {
+        let is_valid = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
+        (1..=63).contains(&part.len()) && part.bytes().all(is_valid)
+    };
+    let name = text.strip_prefix("*.").unwrap_or(text);
+    if text.parse::<IpAddr>().is_ok() || (text.len() <= 253 && name.split('.').all(is_part)) {
+        return Ok(text.to_owned());
+    }
+    Err("must be a host name or an address without port, brackets or https://, e.g. trainer.example".to_owned())
 }
 
 /// Names of a coordinator on the same machine; every certificate has them.

@@ -17,12 +17,12 @@ mod status;
 mod submit;
 mod watch;
 
-use std::{fs, num::NonZeroUsize, path::Path};
+use std::num::NonZeroUsize;
 
 use baton_job::exit::Failure;
 use clap::{Parser, Subcommand};
 
-use crate::{failure::bad_input, top, up};
+use crate::{top, up};
 
 /// Trains on machines that may be interrupted: start a job, watch it, control it.
 #[derive(Debug, Parser)]
@@ -123,17 +123,6 @@ fn threads(text: &str) -> Result<NonZeroUsize, String> {
         None => Err("must be at least 1".to_owned()),
         Some(number) if number.get() > MAX_THREADS => Err(format!("must be at most {MAX_THREADS}")),
         Some(number) => Ok(number),
-    }
-}
-
-/// Refuses to replace something that is no regular file, for instance a device.
-fn refuse_special_file(target: &Path) -> Result<(), Failure> {
-    match fs::metadata(target) {
-        Ok(existing) if !existing.is_file() => Err(bad_input(format!(
-            "{} exists and is not a regular file: give another path",
-            target.display()
-        ))),
-        _ => Ok(()),
     }
 }
 

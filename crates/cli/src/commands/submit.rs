@@ -39,9 +39,14 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
     let recipe = recipe::resolved(&path, &args.overrides)?.set.to_string();
     let mut coordinator = Coordinator::find(&args.target)?;
     let submitted = coordinator.submit(recipe).await?;
+    // The job of this recipe may have ended in this run folder before.
+    let outcome = coordinator.status().await.ok().and_then(|status| status.outcome?.known());
     json::print(args.json, &submitted, |submitted| {
         let (name, job) = (&submitted.name, &submitted.job_id);
-        format!("{name}: job {job} has started; `baton watch` shows its progress")
+        match outcome {
+            Some(outcome) => format!("{name}: job {job} had ended before: {outcome}"),
+            None => format!("{name}: job {job} has started; `baton watch` shows its progress"),
+        }
     });
     Ok(())
 }

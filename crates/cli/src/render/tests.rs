@@ -253,6 +253,7 @@ fn run(overrides: &[String]) -> RunInfo<'_> {
         overrides,
         run_dir: Path::new("runs/my digits"),
         validation_set: "assets/digits/digits-val.beton",
+        evaluates: true,
     }
 }
 

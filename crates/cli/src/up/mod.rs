@@ -545,6 +545,7 @@ impl Up {
             overrides: &self.args.overrides,
             run_dir: &self.run_dir,
             validation_set: &self.spec.data.val,
+            evaluates: self.spec.model.arch.is_program() || self.spec.model.describe(3).is_some(),
         }
     }
 

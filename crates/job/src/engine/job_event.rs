@@ -85,6 +85,16 @@ pub enum JobEventKind {
     Ended,
 }
 
+/// Text for a number of ranks.
+pub(super) fn ranks(count: u32) -> String {
+    if count == 1 { "1 rank".to_owned() } else { format!("{count} ranks") }
+}
+
+/// Text for what ranks do, in the singular and in the plural.
+pub(super) fn ranks_that(count: u32, one: &str, many: &str) -> String {
+    format!("{} {}", ranks(count), if count == 1 { one } else { many })
+}
+
 /// Text for a committed checkpoint: its name, and the time it took.
 pub(super) fn describe_commit(commit: &Commit) -> String {
     let name = &commit.name;
@@ -118,8 +128,7 @@ pub(super) fn describe_start(source: &StateSource, progress: &Progress) -> Strin
         StateSource::Checkpoint(restored) => {
             let Restored { name, skipped, changes, world_size, age_seconds, lr, seconds } =
                 restored;
-            let ranks =
-                if *world_size == 1 { "1 rank".to_owned() } else { format!("{world_size} ranks") };
+            let ranks = ranks(*world_size);
             let best = progress.best.as_ref().map_or(String::new(), |(step, best)| {
                 let best = best.metrics.first().map(task::display).unwrap_or_default();
                 format!(", best {best} after step {step}")

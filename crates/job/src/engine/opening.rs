@@ -6,8 +6,8 @@
 //! again.
 
 use super::{
-    Action, Engine, JobEventKind, Record, lifecycle::Phase, membership::World, nodes::Node,
-    policy::Policy,
+    Action, Engine, JobEventKind, Record, job_event::ranks, lifecycle::Phase, membership::World,
+    nodes::Node, policy::Policy,
 };
 use crate::{
     exit::{Failure, Outcome},
@@ -121,10 +121,10 @@ impl Engine {
         let size = world.size();
         self.publish(
             JobEventKind::GenerationOpened,
-            format!("generation {generation} opened with {size} ranks"),
+            format!("generation {generation} opened with {}", ranks(size)),
         );
         let until = now.after(self.policy.rendezvous);
-        let reason = format!("waiting for {size} ranks to start");
+        let reason = format!("waiting for {} to start", ranks(size));
         self.lifecycle.set_phase(now, Phase::Forming { world, until }, reason);
         for node in self.nodes.values_mut() {
             node.warm_up = None;

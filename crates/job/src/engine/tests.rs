@@ -890,7 +890,7 @@ fn a_checkpoint_can_be_requested_only_while_ranks_train() {
     assert_eq!(actions, [send(0, 1, checkpoint)]);
 
     let mut early = meeting(&[1]);
-    let reason = "no training is running: 1 ranks connect and restore their state";
+    let reason = "no training is running: 1 rank connects and restores its state";
     assert_eq!(early.can_checkpoint(), Err(reason.to_owned()));
     assert_eq!(early.drive(at(10.0), Event::Checkpoint), []);
 }
@@ -1398,9 +1398,9 @@ fn every_phase_has_a_reason() {
         [
             "Gathering: waiting for agents",
             "Backoff: waiting before restart 2 of 3: rank 1: killed",
-            "Forming: waiting for 1 ranks to start",
-            "Meeting: 1 ranks connect and restore their state",
-            "Training: 1 ranks train",
+            "Forming: waiting for 1 rank to start",
+            "Meeting: 1 rank connects and restores its state",
+            "Training: 1 rank trains",
             "Detecting: rank 0 lost its connection to the others: connection reset; waiting to learn which ranks were lost",
             "Reattaching: the coordinator restarted and waits for its agents",
             "Draining: draining: a user asked; 100 s to save and stop",

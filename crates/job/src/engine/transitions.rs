@@ -3,6 +3,7 @@
 use super::{
     Action, Engine, JobEventKind, Record, Recovery,
     elastic::NodeChange,
+    job_event::ranks_that,
     lifecycle::Phase,
     membership::{MemberKind, World},
     opening::NodeChangeCause,
@@ -37,7 +38,11 @@ impl Engine {
             recovery.ready_at = Some(now);
         }
         let until = now.after(self.policy.rendezvous);
-        let reason = format!("{} ranks connect and restore their state", world.size());
+        let reason = ranks_that(
+            world.size(),
+            "connects and restores its state",
+            "connect and restore their state",
+        );
         self.lifecycle.set_phase(now, Phase::Meeting { world, until }, reason);
         let secret = MeshSecret::default();
         self.send_to_world(&Directive::Begin { generation, peers, secret });
@@ -49,7 +54,7 @@ impl Engine {
             return;
         }
         let Some(world) = self.lifecycle.take_world() else { return };
-        let reason = format!("{} ranks train", world.size());
+        let reason = ranks_that(world.size(), "trains", "train");
         if let Some(recovery) = self.recoveries.in_progress(self.lifecycle.generation) {
             recovery.started_at = Some(now);
         }
@@ -219,9 +224,10 @@ impl Engine {
         let Some(world) = self.lifecycle.take_world() else { return };
         let is_rollback_due = self.divergences.is_rollback_due(self.lifecycle.generation);
         if world.all_have_started() && !is_rollback_due {
-            let reason = format!(
-                "{} ranks train; they continued while the coordinator was away",
-                world.size()
+            let reason = ranks_that(
+                world.size(),
+                "trains; it continued while the coordinator was away",
+                "train; they continued while the coordinator was away",
             );
             return self.train(now, world, reason);
         }

@@ -209,12 +209,14 @@ fn apply<'i>(table: &mut DeTable<'i>, source: &RecipeSource, padded: &'i str) ->
     let (path, text) = change.split_once('=').ok_or_else(malformed)?;
     let span = source.start..source.start;
     // A bare word is read as a string, so that `--set cluster.device=cpu` needs no inner quotes.
-    let value = DeTable::parse(padded)
-        .ok()
-        .and_then(|parsed| parsed.into_inner().remove("v"))
-        .unwrap_or_else(|| {
-            Spanned::new(span.clone(), DeValue::String(Cow::Owned(text.to_owned())))
-        });
+    let mut parsed = DeTable::parse(padded).map(Spanned::into_inner).unwrap_or_default();
+    let value = parsed.remove("v").unwrap_or_else(|| {
+        Spanned::new(span.clone(), DeValue::String(Cow::Owned(text.to_owned())))
+    });
+    // The text goes on with another line.
+    if !parsed.is_empty() {
+        return Err(malformed());
+    }
     let (sections, leaf) = match path.rsplit_once('.') {
         Some((sections, leaf)) => (sections.split('.').collect(), leaf),
         None => (Vec::new(), path),

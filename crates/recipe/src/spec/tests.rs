@@ -158,6 +158,12 @@ fn wrong_values_are_refused() {
 }
 
 #[test]
+fn a_change_of_several_lines_is_refused_as_a_whole() {
+    let error = refused(&["train.epochs=3\nseed = 4"]);
+    assert!(error.contains("train.epochs=3"), "{error}");
+}
+
+#[test]
 fn a_number_that_is_not_finite_is_refused_by_the_name_of_its_key() {
     for (change, expected) in [
         ("data.mean=[nan, 1, 1]", "data.mean = NaN: must be a finite number"),

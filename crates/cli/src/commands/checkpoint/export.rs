@@ -1,13 +1,16 @@
 //! `baton checkpoint export`
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use baton_checkpoint::export::{Float, Weights, safetensors_as};
+use baton_checkpoint::{
+    MANIFEST,
+    export::{Float, Weights, safetensors_as},
+};
 use baton_job::exit::Failure;
 use clap::ValueEnum;
 
 use super::folder::{FolderFlags, is_newest, pick_and_skip, store_failure, with_store};
-use crate::{commands::refuse_special_file, human, json};
+use crate::{failure::bad_input, human, json, output::refuse_special_file};
 
 /// Write a checkpoint's weights as safetensors, with torchvision's names and shapes
 #[derive(Debug, clap::Args)]
@@ -60,8 +63,18 @@ impl Dtype {
     }
 }
 
+/// Refuses to write into the folder of a checkpoint, which could replace one of its files.
+fn refuse_file_of_checkpoint(out: &Path) -> Result<(), Failure> {
+    let folder = out.parent().filter(|folder| folder.join(MANIFEST).exists());
+    folder.map_or(Ok(()), |folder| {
+        let (out, folder) = (out.display(), folder.display());
+        Err(bad_input(format!("{out}: {folder} is a checkpoint: give a path outside of it")))
+    })
+}
+
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
     refuse_special_file(&args.out)?;
+    refuse_file_of_checkpoint(&args.out)?;
     let location = args.folder.find().await?;
     let (out, float) = (args.out.clone(), args.dtype.float());
     let weights = if args.ema { Weights::Averaged } else { Weights::Raw };

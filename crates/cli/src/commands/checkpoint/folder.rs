@@ -99,11 +99,12 @@ pub(crate) fn open(location: &str) -> Result<Store, Failure> {
     if !location.contains("://") {
         let problem = match fs::metadata(location) {
             Ok(found) if !found.is_dir() => Some("is not a folder"),
+            Err(_) if location.is_empty() => None,
             Err(error) if error.kind() == io::ErrorKind::NotFound => Some("does not exist"),
             _ => None,
         };
         if let Some(problem) = problem {
-            return Err(failed(format!(
+            return Err(bad_input(format!(
                 "{location} {problem}: give the folder of the checkpoints"
             )));
         }
@@ -113,16 +114,9 @@ pub(crate) fn open(location: &str) -> Result<Store, Failure> {
 
 /// Converts an error of the store, and decides whether a retry could help.
 pub(crate) fn store_failure(error: Error) -> Failure {
-    let message = error.to_string();
-    match error {
-        _ if error.is_refused() => bad_input(message),
-        Error::NoReference(_)
-        | Error::Missing { .. }
-        | Error::Access { .. }
-        | Error::Damaged { .. }
-        | Error::Exists(_)
-        | Error::NewerVersion { .. } => bad_input(message),
-        _ => failed(message),
+    match error.is_bad_input() {
+        true => bad_input(error),
+        false => failed(error),
     }
 }
 

@@ -157,8 +157,8 @@ fn sizes(spec: &JobSpec, args: &Args) -> Result<([u64; 2], bool), String> {
 }
 
 fn price(text: &str) -> Result<f64, String> {
-    let price = text.parse::<f64>().ok().filter(|price| *price >= 0.0 && price.is_finite());
-    price.ok_or_else(|| "must be dollars per hour, e.g. 8.50".to_owned())
+    let price = text.parse::<f64>().ok().filter(|price| (0.0..=1e6).contains(price));
+    price.ok_or_else(|| "must be dollars per hour, 0 to 1000000, e.g. 8.50".to_owned())
 }
 
 fn signal(text: &str) -> Result<Signal, String> {
