@@ -6,6 +6,7 @@
 //! | `rank` | trains; one per GPU, started by the agent only ([`rank`]) |
 //! | `eval` | measures the accuracy of exported weights ([`eval`]) |
 //! | `import` | writes given weights as the first checkpoint of a job ([`import`]) |
+//! | `probe` | computes one step for given inputs, to be compared with PyTorch ([`probe`]) |
 //! | `bench` | measures seconds per training step ([`mod@bench`]) |
 //! | `gpu-check` | checks CUDA, NCCL and the kernels on a machine with a GPU ([`gpu_check`]) |
 //!
@@ -21,6 +22,7 @@ mod gpu_check;
 mod import;
 mod link;
 mod logging;
+mod probe;
 mod rank;
 mod signals;
 
@@ -66,6 +68,8 @@ enum Command {
     Eval(eval::Args),
     /// Write weights as the first checkpoint of a job.
     Import(import::Args),
+    /// Compute one step for given inputs, to compare it with PyTorch.
+    Probe(probe::Args),
     /// Measure seconds per training step on made-up images.
     Bench(bench::Args),
     /// Check CUDA, NCCL and the GPU kernels, and compare the loss with the CPU's.
@@ -78,6 +82,7 @@ fn main() -> ExitCode {
         Command::Rank(args) => rank::run(&args).map(|()| Outcome::Completed),
         Command::Eval(args) => eval::run(&args).map(|()| Outcome::Completed),
         Command::Import(args) => import::run(&args).map(|()| Outcome::Completed),
+        Command::Probe(args) => probe::run(&args).map(|()| Outcome::Completed),
         Command::Bench(args) => bench::run(&args).map(|()| Outcome::Completed),
         Command::GpuCheck(args) => gpu_check::run(&args).map(|()| Outcome::Completed),
     };

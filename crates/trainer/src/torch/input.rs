@@ -136,6 +136,15 @@ impl DeviceInput {
         Ok(LoadedBatch { inputs, targets })
     }
 
+    /// Inputs that are normalised already, as the network takes them; images (samples, channels, height, width).
+    pub(super) fn placed(&self, inputs: &Tensor) -> tch::Result<Tensor> {
+        let inputs = inputs.f_to_device(self.device)?.f_to_kind(self.kind)?;
+        if !self.channels_last || inputs.dim() != 4 {
+            return Ok(inputs);
+        }
+        inputs.f_permute([0, 2, 3, 1])?.f_contiguous()?.f_permute([0, 3, 1, 2])
+    }
+
     /// The network's inputs, computed from the flat inputs of `batch`; always a copy.
     fn normalise(&self, batch: &Batch, flat: &Tensor) -> tch::Result<Tensor> {
         let samples = batch.len() as i64;

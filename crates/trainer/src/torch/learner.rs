@@ -52,11 +52,11 @@ pub enum BatchNormMode {
 #[derive(Debug)]
 pub struct TorchLearner {
     device: Device,
-    network: Box<dyn TorchNetwork>,
+    pub(super) network: Box<dyn TorchNetwork>,
     pub(super) layout: FlatLayout,
-    recipe: Recipe,
-    input: DeviceInput,
-    task: Box<dyn Task>,
+    pub(super) recipe: Recipe,
+    pub(super) input: DeviceInput,
+    pub(super) task: Box<dyn Task>,
     optimizer: Optimizer,
     /// `None` if the recipe uses only libtorch's kernels.
     fused: Option<Fused>,
@@ -67,7 +67,7 @@ pub struct TorchLearner {
     /// Readable copies of `weights`; their gradients are computed.
     pub(super) working: WorkingWeights,
     /// Views of `running`.
-    running_views: Vec<Tensor>,
+    pub(super) running_views: Vec<Tensor>,
     averaged: Option<Averaged>,
     /// Ranges of the running statistics with the share that an update replaces.
     momenta: Vec<(i64, i64, f64)>,
@@ -75,8 +75,8 @@ pub struct TorchLearner {
 
 /// Fields of the recipe that the learner reads at every step.
 #[derive(Debug)]
-struct Recipe {
-    seed: u64,
+pub(super) struct Recipe {
+    pub(super) seed: u64,
     augment: Augment,
     pretrained: Option<Pretrained>,
     /// Evaluate mirrored images too.
@@ -326,12 +326,12 @@ impl TorchLearner {
         }
     }
 
-    fn refresh(&mut self) -> Result<(), Error> {
+    pub(super) fn refresh(&mut self) -> Result<(), Error> {
         let refreshed = self.working.cast.refresh(&self.weights);
         refreshed.and_then(|()| self.frozen.refresh()).during("cast weights")
     }
 
-    fn leaf(&self) -> tch::Result<TorchLeaf> {
+    pub(super) fn leaf(&self) -> tch::Result<TorchLeaf> {
         let start = self.layout.gradient_start();
         let gradient = self.layout.parameters_len();
         let len = start + gradient + TAIL as i64;
@@ -383,7 +383,7 @@ impl TorchLearner {
     /// backward accumulating into the views, is slower: the views must be zeroed and then read as well as written
     /// (ResNet-50, one CPU thread: 40 ms against 16 ms). The views could not be in the leaf either: autograd refuses
     /// changes to a tensor that shares memory with the statistics it keeps for BatchNorm.
-    fn write_gradients(
+    pub(super) fn write_gradients(
         &self,
         gradients: Vec<(usize, Tensor)>,
         leaf: &TorchLeaf,
@@ -408,6 +408,14 @@ impl TorchLearner {
         }
         let _ = Tensor::f_cat_out(&leaf.gradient, &whole, 0)?;
         Ok(())
+    }
+
+    /// `running = (1 - momentum) * running + momentum * mean`, for the mean over the micro-batches.
+    pub(super) fn mix_statistics(&self, mean: &Tensor) -> tch::Result<()> {
+        self.momenta.iter().try_for_each(|&(start, len, momentum)| {
+            let mean = mean.f_narrow(0, start, len)?;
+            self.running.f_narrow(0, start, len)?.f_lerp_(&mean, momentum).map(drop)
+        })
     }
 
     /// Outputs in evaluation mode, averaged with those for the mirrored images if the recipe requests it.
@@ -535,15 +543,8 @@ impl Learner for TorchLearner {
                     .during("optimizer update")?;
             }
         }
-        // running = (1 - momentum) * running + momentum * (mean over the micro-batches)
         let mean = sum.statistics.f_div_scalar_(i64::from(micro_batches));
-        mean.and_then(|mean| {
-            self.momenta.iter().try_for_each(|&(start, len, momentum)| {
-                let mean = mean.f_narrow(0, start, len)?;
-                self.running.f_narrow(0, start, len)?.f_lerp_(&mean, momentum).map(drop)
-            })
-        })
-        .during("statistics update")?;
+        mean.and_then(|mean| self.mix_statistics(&mean)).during("statistics update")?;
         if let (Some(share), Some(averaged)) =
             (self.optimizer.averaging_share(step), &mut self.averaged)
         {
@@ -695,7 +696,7 @@ impl Leaf for TorchLeaf {
     }
 }
 
-fn state<'a>(
+pub(super) fn state<'a>(
     working: &'a WorkingWeights,
     running: &'a [Tensor],
     batch: Option<&'a [Tensor]>,
@@ -717,7 +718,7 @@ fn size_of(batch: &Batch) -> InputShape {
 }
 
 /// A contiguous copy on the CPU.
-fn copy_out(view: &Tensor) -> Result<Tensor, Error> {
+pub(super) fn copy_out(view: &Tensor) -> Result<Tensor, Error> {
     let copy = Tensor::f_zeros(view.size(), (view.kind(), Device::Cpu));
     copy.and_then(|mut copy| copy.f_copy_(view).map(|()| copy)).during("copy out a tensor")
 }

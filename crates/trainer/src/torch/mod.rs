@@ -8,6 +8,7 @@
 //! | [`device`] | opening CPU or GPU, threads, version of libtorch |
 //! | [`learner`] | [`TorchLearner`]: implements [`Learner`](crate::Learner) with the parts below |
 //! | [`weights`] | reading exported weights |
+//! | [`probe`] | what one step computes, to be compared with PyTorch |
 //! | [`peaks`] | measured peak rates of a device |
 //! | `flat` | position of each tensor in its buffer |
 //! | `network` | what the learner needs of a network |
@@ -41,6 +42,7 @@ mod mixing;
 mod network;
 mod optimizer;
 pub mod peaks;
+pub mod probe;
 mod program;
 mod task;
 #[cfg(test)]

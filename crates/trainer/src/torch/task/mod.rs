@@ -20,6 +20,9 @@ pub(super) trait Task: Debug + Send {
         Ok(())
     }
 
+    /// Whether the targets are values, not classes, and the number of outputs.
+    fn target(&self) -> (bool, u32);
+
     /// Sum of the losses of all samples, a scalar. `outputs` has shape (samples, outputs).
     fn loss(&self, outputs: &Tensor, targets: &Tensor) -> tch::Result<Tensor>;
 

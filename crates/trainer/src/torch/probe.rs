@@ -1,0 +1,171 @@
+//! What one step of a network computes for given inputs, so that a user can compare it with PyTorch.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use baton_data::{
+    Batch, InputType,
+    random::{Draws, RandomPurpose},
+};
+use tch::{Kind, Tensor};
+
+use super::{
+    failure::During,
+    learner::{TorchLearner, copy_out, state},
+};
+use crate::learner::Error;
+
+/// Inputs and targets of one micro-batch, from a safetensors file.
+#[derive(Debug)]
+pub struct ProbeBatch {
+    path: PathBuf,
+    /// As the network takes them, already normalised: images (samples, 3, height, width), or arrays (samples, …).
+    inputs: Tensor,
+    /// Classes, i64, (samples); or values, f32, (samples, outputs).
+    targets: Tensor,
+}
+
+/// What a step computes.
+#[derive(Debug)]
+pub struct Probe {
+    /// Mean loss of the samples.
+    pub loss: f64,
+    /// `loss`, `output`, `grad.<parameter>`, `buffer.<name>`, on the CPU.
+    pub tensors: Vec<(String, Tensor)>,
+}
+
+impl ProbeBatch {
+    /// Reads the tensors `input`, or `input.<name>`, and `target`.
+    ///
+    /// # Errors
+    /// The file is not one of these two tensors.
+    pub fn read(path: &Path) -> Result<Self, Error> {
+        let fail = |problem: String| Error::Recipe(format!("inputs {}: {problem}", path.display()));
+        let tensors = Tensor::read_safetensors(path).map_err(|error| fail(error.to_string()))?;
+        let (mut inputs, mut targets) = (None, None);
+        for (name, tensor) in tensors {
+            let place = match name.as_str() {
+                "target" => &mut targets,
+                "input" => &mut inputs,
+                name if name.starts_with("input.") => &mut inputs,
+                _ => return Err(fail(format!("{name} is neither input nor target: remove it"))),
+            };
+            if place.replace(tensor).is_some() {
+                return Err(fail("has several inputs: give one".to_owned()));
+            }
+        }
+        let lacks = |name: &str| fail(format!("has no tensor {name}"));
+        let (inputs, targets) =
+            (inputs.ok_or_else(|| lacks("input"))?, targets.ok_or_else(|| lacks("target"))?);
+        let samples = |tensor: &Tensor| tensor.size().first().copied().unwrap_or_default();
+        let sizes = (samples(&inputs), samples(&targets));
+        if sizes.0 != sizes.1 || sizes.0 == 0 {
+            let (inputs, targets) = sizes;
+            return Err(fail(format!("has {inputs} inputs and {targets} targets")));
+        }
+        Ok(Self { path: path.to_owned(), inputs, targets })
+    }
+
+    /// The type of the inputs, which decides how many channels a network of `crates/model` gets.
+    #[must_use]
+    pub fn input_type(&self) -> InputType {
+        let sizes = self.inputs.size();
+        match sizes.as_slice() {
+            [_, _, _, _] => InputType::Image,
+            sizes => {
+                InputType::Array(sizes.iter().skip(1).map(|size| size.unsigned_abs()).collect())
+            }
+        }
+    }
+
+    /// The targets as a learner gets them.
+    fn targets(&self, is_regression: bool, outputs: u32) -> Result<Tensor, Error> {
+        let (kind, sizes) = (self.targets.kind(), self.targets.size());
+        let samples = sizes.first().copied().unwrap_or_default();
+        let values = self.targets.numel() as i64;
+        let fits = match is_regression {
+            true => kind == Kind::Float && values == samples * i64::from(outputs),
+            false => kind == Kind::Int64 && values == samples,
+        };
+        if !fits {
+            let expected = match is_regression {
+                true => format!("float32 of shape (samples, {outputs})"),
+                false => "int64 of shape (samples)".to_owned(),
+            };
+            return Err(Error::Recipe(format!(
+                "inputs {}: target is {kind:?} {sizes:?}, but the recipe's loss needs {expected}",
+                self.path.display()
+            )));
+        }
+        let shape = if is_regression { vec![samples, outputs.into()] } else { vec![samples] };
+        self.targets.f_reshape(shape).during("read the targets")
+    }
+}
+
+impl Probe {
+    /// Writes the tensors, at once: a reader never sees a part of the file.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn write(&self, path: &Path) -> Result<(), String> {
+        let mut part = path.as_os_str().to_owned();
+        part.push(".part");
+        Tensor::write_safetensors(&self.tensors, &part).map_err(|error| error.to_string())?;
+        fs::rename(&part, path).map_err(|error| error.to_string())
+    }
+}
+
+impl TorchLearner {
+    /// Computes one step of one virtual rank without the optimizer's update: the mean loss, the outputs in training mode,
+    /// the loss's gradient for each trained parameter (without a loss scale), and the running statistics after the step.
+    /// Random operators draw as at the first step of a job.
+    ///
+    /// # Errors
+    /// The device failed, or the inputs do not fit the network.
+    pub fn probe(&mut self, batch: &ProbeBatch) -> Result<Probe, Error> {
+        let (is_regression, outputs) = self.task.target();
+        let targets = batch.targets(is_regression, outputs)?;
+        let samples = targets.size().first().copied().unwrap_or_default();
+        self.task.check(&Batch {
+            labels: match is_regression {
+                true => Vec::new(),
+                false => Vec::try_from(&targets).during("read the targets")?,
+            },
+            samples: (0..samples.unsigned_abs()).collect(),
+            ..Batch::default()
+        })?;
+        self.refresh()?;
+        let inputs = self.input.placed(&batch.inputs).during("copy inputs")?;
+        let inputs = self.network.prepared(inputs)?;
+        let targets = targets.f_to_device(inputs.device()).during("copy targets")?;
+        let leaf = self.leaf().during("allocate a leaf")?;
+        let state = state(&self.working, &self.running_views, Some(&leaf.statistics_views));
+        let random = Draws::new(self.recipe.seed, 0, 0, RandomPurpose::Layer);
+        let scale = 1.0 / samples as f32;
+        let mut loss = |outputs: &Tensor| {
+            let loss = self.task.loss(outputs, &targets)?;
+            let scaled = loss.f_mul_scalar(f64::from(scale))?;
+            Ok((scaled.shallow_clone(), scaled))
+        };
+        let result = self.network.gradients(&inputs, state, random, &mut loss)?;
+        self.write_gradients(result.gradients, &leaf).during("collect gradients")?;
+        let _no_grad = tch::no_grad_guard();
+        self.mix_statistics(&leaf.statistics).during("statistics update")?;
+
+        let mut tensors = vec![
+            ("loss".to_owned(), copy_out(&result.loss)?),
+            ("output".to_owned(), copy_out(&result.outputs)?),
+        ];
+        let named = |kind: &str, name: &str| format!("{kind}.{name}");
+        let gradients = self.gradients(&leaf)?.into_iter();
+        tensors.extend(gradients.map(|(name, gradient)| (named("grad", &name), gradient)));
+        let entries = self.layout.statistics.iter().zip(&self.running_views);
+        for (entry, view) in entries.filter(|(entry, _)| !entry.is_constant) {
+            tensors.push((named("buffer", &entry.name), copy_out(view)?));
+        }
+        let loss = f64::try_from(&result.loss).during("read the loss")?;
+        Ok(Probe { loss, tensors })
+    }
+}
