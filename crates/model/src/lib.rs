@@ -154,6 +154,18 @@ impl NetworkDescription {
         self
     }
 
+    /// Excludes parameters from weight decay, by any of their names.
+    #[must_use]
+    pub fn without_decay(mut self, is_excluded: impl Fn(&str) -> bool) -> Self {
+        for tensor in &mut self.parameters {
+            let mut names = std::iter::once(&tensor.name).chain(&tensor.aliases);
+            if names.any(|name| is_excluded(name)) {
+                tensor.decays = false;
+            }
+        }
+        self
+    }
+
     /// Number of frozen blocks before the first trained one.
     #[must_use]
     pub fn frozen_blocks(&self) -> usize {

@@ -80,6 +80,13 @@ pub struct InputTensor {
 /// Fewest samples that `torch.export` can leave open. It treats 1 differently only where PyTorch itself does.
 const SMALLEST_OPEN_SIZE: i64 = 2;
 
+impl Parameter {
+    /// All of its names.
+    pub fn names(&self) -> impl Iterator<Item = &str> + Clone {
+        std::iter::once(&self.tensor.name).chain(&self.aliases).map(String::as_str)
+    }
+}
+
 impl Program {
     /// Reads a `.pt2` file that `torch.export.save` wrote. Weights are not read yet.
     ///
@@ -230,9 +237,10 @@ impl Program {
 
     /// Its tensors as those of a network whose head is the whole program. Initial values are in the file.
     ///
-    /// Constants that are part of the module's state dict follow the statistics, frozen.
+    /// Constants that are part of the module's state dict follow the statistics, frozen. So do parameters of which
+    /// `is_frozen` says so by one of their names, and BatchNorms if it says so of mean and variance.
     #[must_use]
-    pub fn describe(&self) -> NetworkDescription {
+    pub fn describe(&self, is_frozen: impl Fn(&str) -> bool) -> NetworkDescription {
         let tensor = |stored: &StoredTensor, role| Tensor {
             name: stored.name.clone(),
             aliases: Vec::new(),
@@ -248,12 +256,18 @@ impl Program {
             // Weights of layers have two axes or more; biases and scales of norms have one.
             decays: parameter.tensor.shape.len() > 1,
             aliases: parameter.aliases.clone(),
-            ..tensor(&parameter.tensor, role(parameter.requires_grad))
+            ..tensor(
+                &parameter.tensor,
+                role(parameter.requires_grad && !parameter.names().any(&is_frozen)),
+            )
         });
         let mut parameters: Vec<Tensor> = parameters.collect();
         let is_trained = |index: usize| {
-            let mut norms = self.norms.iter();
-            norms.any(|norm| norm.is_training && [norm.mean, norm.variance].contains(&index))
+            self.norms.iter().any(|norm| {
+                let pair = [norm.mean, norm.variance];
+                let is_frozen = pair.iter().all(|one| is_frozen(&self.statistics[*one].name));
+                norm.is_training && !is_frozen && pair.contains(&index)
+            })
         };
         let statistics = self.statistics.iter().enumerate();
         let statistics = statistics.map(|(index, stored)| tensor(stored, role(is_trained(index))));

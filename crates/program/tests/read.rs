@@ -69,7 +69,7 @@ fn tensors_are_those_of_the_state_dict() {
 
 #[test]
 fn the_description_has_what_training_changes_and_what_the_state_dict_keeps() {
-    let network = small().describe();
+    let network = small().describe(|_| false);
     let decays: Vec<&str> = network
         .parameters
         .iter()

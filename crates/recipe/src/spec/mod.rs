@@ -27,6 +27,7 @@ mod limits;
 mod loss;
 mod model;
 mod optimizer;
+mod patterns;
 mod precision;
 mod resolve;
 mod rules;
@@ -54,6 +55,7 @@ pub use self::{
     loss::{LossKind, LossSpec},
     model::{Arch, ModelSpec},
     optimizer::OptimizerSpec,
+    patterns::NamePatterns,
     precision::{Compute, Determinism, LossScale, Precision},
     resolve::{Resolved, ValueOrigin},
     schedule::Schedule,

@@ -6,7 +6,7 @@ pub use baton_model::Arch;
 use baton_model::{InputKind, NetworkDescription, NetworkOptions};
 use serde::{Deserialize, Serialize};
 
-use super::{Compute, JobSpec, OptimizerSpec, Violation, rules::Rules};
+use super::{Compute, JobSpec, NamePatterns, OptimizerSpec, Violation, rules::Rules};
 
 /// The network.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -39,9 +39,13 @@ pub struct ModelSpec {
     #[serde(default)]
     pub new_head: bool,
     /// Blocks whose weights and BatchNorm statistics stay unchanged; they must be the first blocks: `stem`, `layer1` …
-    /// `layer4` of a ResNet; needs `pretrained`.
+    /// `layer4` of a ResNet; needs `pretrained`. With `arch = "program"`: patterns for the names of parameters and
+    /// statistics, such as `features.0.*`, where `*` stands for any text.
     #[serde(default)]
     pub freeze: Vec<String>,
+    /// Patterns for the names of parameters without weight decay, such as `*.pos_embedding`, besides norms and biases.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub no_decay: Vec<String>,
 }
 
 fn channels_last() -> bool {
@@ -59,7 +63,42 @@ impl ModelSpec {
             zero_init_gamma: self.zero_init_gamma,
             blur_pool: self.blur_pool,
         };
-        Some(self.arch.describe(&options)?.frozen(&self.freeze))
+        let network = self.arch.describe(&options)?.frozen(&self.freeze);
+        Some(network.without_decay(|name| self.is_without_decay(name)))
+    }
+
+    /// Whether [`freeze`](Self::freeze) names this parameter or statistic of a program.
+    #[must_use]
+    pub fn is_frozen_in_program(&self, name: &str) -> bool {
+        NamePatterns::new(&self.freeze).unwrap_or_default().matches(name)
+    }
+
+    /// Whether [`no_decay`](Self::no_decay) names this parameter.
+    #[must_use]
+    pub fn is_without_decay(&self, name: &str) -> bool {
+        NamePatterns::new(&self.no_decay).unwrap_or_default().matches(name)
+    }
+
+    /// Checks that every pattern describes one of the program's `parameters` or, to freeze them, `statistics`.
+    ///
+    /// # Errors
+    /// The key, the pattern and what is wrong.
+    pub fn check_patterns<'a>(
+        &self,
+        parameters: impl Iterator<Item = &'a str> + Clone,
+        statistics: impl Iterator<Item = &'a str> + Clone,
+    ) -> Result<(), String> {
+        let unused = |field: &str, texts: &[String], unused: Option<&str>| match unused {
+            None => Ok(()),
+            Some(pattern) => Err(format!(
+                "model.{field} = [{}]: {pattern} is the name of no parameter",
+                texts.join(", ")
+            )),
+        };
+        let patterns = |texts: &[String]| NamePatterns::new(texts).unwrap_or_default();
+        let all = parameters.clone().chain(statistics);
+        unused("freeze", &self.freeze, patterns(&self.freeze).unused(all))?;
+        unused("no_decay", &self.no_decay, patterns(&self.no_decay).unused(parameters))
     }
 }
 
@@ -85,6 +124,7 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
     );
     blocks(spec, rules);
     program(spec, rules);
+    patterns(spec, rules);
     if spec.model.arch.is_linear() {
         linear(spec, rules);
     }
@@ -118,7 +158,7 @@ fn blocks(spec: &JobSpec, rules: &mut Rules) {
     }
     let pretrained = !model.pretrained.is_empty();
     rules.check(
-        frozen.is_empty() || pretrained,
+        frozen.is_empty() || pretrained || model.arch.is_program(),
         "model.freeze",
         listed(frozen),
         "would keep random weights: set model.pretrained to a file",
@@ -136,6 +176,38 @@ fn blocks(spec: &JobSpec, rules: &mut Rules) {
             name,
             "is frozen and keeps no activations: remove it",
         );
+    }
+}
+
+/// Rules for patterns of names.
+fn patterns(spec: &JobSpec, rules: &mut Rules) {
+    let model = &spec.model;
+    let mut check = |field: &'static str, texts: &[String]| {
+        if let Err((text, problem)) = NamePatterns::new(texts) {
+            rules.check(false, field, text, &problem);
+        }
+    };
+    check("model.no_decay", &model.no_decay);
+    if model.arch.is_program() {
+        check("model.freeze", &model.freeze);
+    }
+    let decays_all = match spec.optimizer {
+        OptimizerSpec::Sgd { decay_norm_and_bias, .. }
+        | OptimizerSpec::AdamW { decay_norm_and_bias, .. } => decay_norm_and_bias,
+        OptimizerSpec::Lars { .. } => false,
+    };
+    rules.check(
+        model.no_decay.is_empty() || !decays_all,
+        "model.no_decay",
+        format!("[{}]", model.no_decay.join(", ")),
+        "contradicts optimizer.decay_norm_and_bias = true: set that to false",
+    );
+    // The names do not depend on the number of channels.
+    if let Some(network) = model.describe(1) {
+        let names = network.parameters.iter().map(|tensor| tensor.name.as_str());
+        if let Some(unused) = NamePatterns::new(&model.no_decay).unwrap_or_default().unused(names) {
+            rules.check(false, "model.no_decay", unused, "is the name of no parameter");
+        }
     }
 }
 
@@ -163,7 +235,6 @@ fn program(spec: &JobSpec, rules: &mut Rules) {
     unsupported(model.zero_init_gamma, "model.zero_init_gamma", "initialise it in Python");
     unsupported(model.blur_pool, "model.blur_pool", "add it in Python");
     unsupported(model.new_head, "model.new_head", "replace the head in Python");
-    unsupported(!model.freeze.is_empty(), "model.freeze", "set requires_grad = False in Python");
     unsupported(
         !spec.train.recompute.is_empty(),
         "train.recompute",
@@ -186,6 +257,7 @@ fn linear(spec: &JobSpec, rules: &mut Rules) {
     let sgd = matches!(spec.optimizer, OptimizerSpec::Sgd { .. });
     unsupported(!sgd, "optimizer.kind", &"other than sgd");
     unsupported(model.blur_pool, "model.blur_pool", &true);
+    unsupported(!model.no_decay.is_empty(), "model.no_decay", &"patterns");
     unsupported(!model.pretrained.is_empty(), "model.pretrained", &model.pretrained);
     unsupported(spec.loss.kind.is_regression(), "loss.kind", &"regression");
     unsupported(spec.precision.compute != Compute::Fp32, "precision.compute", &"other than fp32");

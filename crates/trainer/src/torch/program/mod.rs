@@ -11,7 +11,7 @@ use std::path::Path;
 
 use baton_data::random::Draws;
 use baton_model::{InputShape, NetworkDescription};
-use baton_program::{Dtype, InputSource, Program, StoredTensor, program::shape_text};
+use baton_program::{Dtype, InputSource, Parameter, Program, StoredTensor, program::shape_text};
 use baton_recipe::{JobSpec, spec::Compute};
 use tch::{Device, Kind, Tensor};
 
@@ -43,7 +43,16 @@ impl ProgramNetwork {
         let program = Program::read(Path::new(&spec.model.program)).map_err(recipe)?;
         let fail = |problem: String| recipe(program.error(problem));
         program.fits(spec.model.num_classes).map_err(recipe)?;
-        let description = program.describe();
+        let parameters = program.parameters.iter().flat_map(Parameter::names);
+        let statistics = program.statistics.iter().map(|tensor| tensor.name.as_str());
+        spec.model.check_patterns(parameters, statistics).map_err(Error::Recipe)?;
+        let description = program.describe(|name| spec.model.is_frozen_in_program(name));
+        let description = description.without_decay(|name| spec.model.is_without_decay(name));
+        if description.parameters.iter().all(baton_model::Tensor::is_frozen) {
+            return Err(fail(
+                "has no parameter to train: set requires_grad, or change model.freeze".to_owned(),
+            ));
+        }
         let is_frozen = |index: usize| description.statistics[index].is_frozen();
         let evaluation = program.evaluation().map_err(recipe)?;
         let training = program.graph.for_training(&program.norms, is_frozen);
