@@ -4,7 +4,8 @@
 #   scripts/bench-step/run.sh [--rounds N]     N runs of each side, alternating (default: 5)
 #       --baton PROGRAM     another build, with its worker in the same folder
 #
-# ResNet-50, two ranks with one thread each, batch 16 per rank, synthetic images, gradients summed. Each run
+# ResNet-50, two ranks with one thread each, batch 16 per rank, synthetic images, gradients summed; then on one rank, in
+# NCHW order, the native network, the same network as a program of torch.export, and eager PyTorch. Each run
 # starts new processes. The output of each run is in target/bench-step/results/. The last line of output is
 # "RESULT {...}". Requires built programs, which `make bench-step` builds.
 set -euo pipefail
@@ -26,18 +27,25 @@ main() {
     scripts/parity/setup.sh
     begin_results
     local round side
+    readonly PROGRAM=$results/resnet50.pt2
+    "$PYTHON" scripts/bench-step/export_program.py "$PROGRAM"
     for ((round = 1; round <= rounds; round++)); do
         for side in 64 128; do
             say "round $round of $rounds, $side px"
-            baton "$side-plain-baton-$round" --resolution "$side"
-            torch "$side-plain-torch_nhwc-$round" --resolution "$side" --format nhwc
-            torch "$side-plain-torch_nchw-$round" --resolution "$side" --format nchw
+            baton "$side-plain-baton-$round" --ranks 2 --resolution "$side"
+            torch "$side-plain-torch_nhwc-$round" --ranks 2 --resolution "$side" --format nhwc
+            torch "$side-plain-torch_nchw-$round" --ranks 2 --resolution "$side" --format nchw
         done
         say "round $round of $rounds, clipping, update and average"
-        baton "64-full-baton-$round" --resolution 64 "${FULL[@]}"
+        baton "64-full-baton-$round" --ranks 2 --resolution 64 "${FULL[@]}"
         for kind in foreach fused loop; do
-            torch "64-full-torch_$kind-$round" --resolution 64 --recipe full --optimizer "$kind"
+            torch "64-full-torch_$kind-$round" --ranks 2 --resolution 64 --recipe full --optimizer "$kind"
         done
+        say "round $round of $rounds, a program on one rank"
+        baton "64-alone-native-$round" --ranks 1 --resolution 64 --channels-first
+        baton "64-alone-program-$round" --ranks 1 --resolution 64 --channels-first --arch program \
+            --set model.program="$PROGRAM"
+        torch "64-alone-torch-$round" --ranks 1 --resolution 64 --format nchw
     done
     note_load after
     "$PYTHON" scripts/bench-step/summary.py "$results" --rounds "$rounds"
@@ -45,11 +53,11 @@ main() {
 
 # baton|torch RESULT_NAME OPTION...
 baton() {
-    measure "$1" "$worker" bench --device cpu --ranks 2 --batch 16 --steps "$STEPS" --json "${@:2}"
+    measure "$1" "$worker" bench --device cpu --batch 16 --steps "$STEPS" --json "${@:2}"
 }
 
 torch() {
-    measure "$1" "$PYTHON" scripts/bench-step/torch_side.py --ranks 2 --batch 16 --steps "$STEPS" \
+    measure "$1" "$PYTHON" scripts/bench-step/torch_side.py --batch 16 --steps "$STEPS" \
         "${@:2}"
 }
 

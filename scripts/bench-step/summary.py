@@ -12,6 +12,10 @@ AIMS = {
     "step128_ratio": (1.15, "at least"),
     "optimizer_ratio": (0.5, "at most"),
     "memory_ratio": (1.0, "at most"),
+    # Speed of a program relative to the native network and to eager PyTorch; its memory as a share of PyTorch's.
+    "program_ratio": (0.95, "at least"),
+    "program_eager_ratio": (0.98, "at least"),
+    "program_memory_ratio": (1.0, "at most"),
 }
 
 
@@ -45,6 +49,11 @@ def main():
     quickest = min(value(name, "optimizer_seconds") for name in kinds)
     results["optimizer_ratio"] = value("64-full-baton", "optimizer_seconds") / quickest
     results["memory_ratio"] = max(memory)
+    program = value("64-alone-program", "step_seconds")
+    results["program_ratio"] = value("64-alone-native", "step_seconds") / program
+    results["program_eager_ratio"] = value("64-alone-torch", "step_seconds") / program
+    program, eager = (value(f"64-alone-{side}", "peak_mib") for side in ["program", "torch"])
+    results["program_memory_ratio"] = program / eager
 
     loads = [(arguments.folder / f"load_{when}").read_text().strip() for when in ["before", "after"]]
     print(f"load average {loads[0]} before, {loads[1]} after")
