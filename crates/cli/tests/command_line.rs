@@ -401,22 +401,50 @@ fn a_program_is_inspected_and_one_that_cannot_be_trained_refused() {
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["operators"]["aten::linear"], 3);
     assert_eq!(json["input"]["shape"], serde_json::json!([null, 3, 8, 8]));
+    assert!(json["metadata"].is_null());
 
     let line = folder.rejected(2, &["model", "inspect", &program("evaluation.pt2")]);
     assert!(line.ends_with("call model.train() before torch.export.export"), "{line}");
 }
 
 #[test]
+fn inspect_shows_what_export_wrote_about_the_program() {
+    let folder = TestFolder::new();
+    let described = program("described.pt2");
+    let text = stdout(&folder.baton(&["model", "inspect", &described]));
+    for line in [
+        "input       input float32 (samples, 3, 8, 8), at most 4096 samples",
+        "task        classification",
+        "classes     10: digit 0, digit 1, digit 2, digit 3, digit 4, …",
+        "normalised  mean [77.9, 77.9, 77.9], std [95.9, 95.9, 95.9]",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    let json = stdout(&folder.baton(&["model", "inspect", "--json", &described]));
+    let json: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let metadata = &json["metadata"];
+    assert_eq!(metadata["task"], "classification");
+    assert_eq!(metadata["inputs"], serde_json::json!(["input"]));
+    assert_eq!(metadata["class_names"][9], "digit 9");
+    let std = metadata["std"].as_array().unwrap();
+    assert!((std[2].as_f64().unwrap() - 95.9).abs() < 1e-4, "{std:?}");
+}
+
+#[test]
 fn a_recipe_check_reads_the_program() {
     let folder = TestFolder::new();
-    let check = |name: &str, classes: u32| {
+    let check_with = |name: &str, overrides: &[&str]| {
         let program = format!("model.program={}", program(name));
-        let classes = format!("model.num_classes={classes}");
-        let mut arguments = vec!["recipe", "check", "good.toml", "--set", "model.arch=program"];
-        arguments.extend(["--set", &program, "--set", &classes, "--set", "train.resolution=8"]);
+        let mut arguments = vec!["recipe", "check", "good.toml"];
+        let all = ["model.arch=program", "train.resolution=8", &program];
+        for setting in all.iter().chain(overrides) {
+            arguments.extend(["--set", setting]);
+        }
         let output = folder.baton(&arguments);
         (output.status.code(), String::from_utf8(output.stdout).unwrap())
     };
+    let check =
+        |name: &str, classes: u32| check_with(name, &[&format!("model.num_classes={classes}")]);
     let (code, text) = check("small.pt2", 10);
     assert_eq!(code, Some(0), "{text}");
     let (code, text) = check("small.pt2", 11);
@@ -428,6 +456,17 @@ fn a_recipe_check_reads_the_program() {
     let (code, text) = check("evaluation.pt2", 10);
     assert_eq!(code, Some(2), "{text}");
     assert!(text.contains("call model.train()"), "{text}");
+
+    let digits =
+        ["model.num_classes=10", "data.mean=[77.9, 77.9, 77.9]", "data.std=[95.9, 95.9, 95.9]"];
+    let (code, text) = check_with("described.pt2", &digits);
+    assert_eq!(code, Some(0), "{text}");
+    let (code, text) = check_with("described.pt2", &digits[..2]);
+    assert_eq!(code, Some(2), "{text}");
+    assert!(
+        text.contains("and data.std = [95.9, 95.9, 95.9], but the recipe has data.mean"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -8,6 +8,7 @@
 //! | [`program`] | [`Program`]: tensors, inputs, outputs |
 //! | [`graph`] | the list of operators |
 //! | [`rewrite`] | the graphs for training and for evaluation |
+//! | [`metadata`] | what the outputs mean and how inputs are normalised, if `baton.export` wrote the file |
 //! | [`tensor`] | tensors in the file |
 //! | `archive`, `schema` | the zip file and its JSON |
 
@@ -15,6 +16,7 @@
 
 mod archive;
 pub mod graph;
+pub mod metadata;
 pub mod program;
 pub mod rewrite;
 mod schema;
@@ -24,6 +26,7 @@ use std::path::{Path, PathBuf};
 
 pub use self::{
     graph::{Argument, Graph, GraphNode, InputSource, NodeResult, ValueId},
+    metadata::{ExportMetadata, ExportTask, Normalisation},
     program::{InputTensor, Parameter, Program},
     rewrite::NormNode,
     tensor::{Dtype, StoredTensor},

@@ -12,6 +12,7 @@ use crate::{
     Error,
     archive::Archive,
     graph::{FlattenSettings, Flattener, Graph, InputSource, Scope, ValueId},
+    metadata::{ExportMetadata, Normalisation},
     rewrite::{FoundNorm, NormNode},
     schema::{self, InputSpec, JsonSize, OutputSpec, Payload},
     tensor::{Dtype, StoredTensor, stored},
@@ -36,6 +37,8 @@ pub struct Program {
     pub input: InputTensor,
     /// Shape of the outputs; `None` for sizes that depend on the input.
     pub output: Vec<Option<u64>>,
+    /// What `baton.export` wrote about it; `None` if plain `torch.export.save` wrote the file.
+    pub metadata: Option<ExportMetadata>,
     /// The operators.
     pub graph: Graph,
     /// Smallest batch with which every BatchNorm gets more than one value per channel.
@@ -67,7 +70,7 @@ pub struct Constant {
 /// What the program takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InputTensor {
-    /// Name of the argument.
+    /// Name of the argument of `forward`; in a file without metadata that of the graph's value, which may differ.
     pub name: String,
     /// Type of its elements.
     pub dtype: Dtype,
@@ -174,11 +177,19 @@ impl Program {
         graph.set_last_uses();
         archive.digest("data/", &mut digest);
         let min_batch = min_batch(&found, &program.graph_module.graph);
+        let mut input = input.finish(&program.range_constraints)?;
+        let output = shape(&output_meta.sizes);
+        let metadata = ExportMetadata::read(&archive)?;
+        if let Some(metadata) = &metadata {
+            metadata.check(1, &output)?;
+            input.name.clone_from(&metadata.inputs[0]);
+        }
         Ok(Self {
             path: path.to_owned(),
             torch_version: versions.torch_version,
-            input: input.finish(&program.range_constraints)?,
-            output: shape(&output_meta.sizes),
+            input,
+            output,
+            metadata,
             parameters,
             statistics,
             constants,
@@ -190,15 +201,22 @@ impl Program {
         })
     }
 
-    /// Checks that it can be trained for this number of outputs.
+    /// Checks that it can be trained by a recipe with this number of outputs and this normalisation of images.
     ///
     /// # Errors
-    /// It returns another shape, or cannot be evaluated or exported.
-    pub fn fits(&self, outputs: u32) -> Result<(), Error> {
+    /// It returns another shape, expects other images, or cannot be evaluated or exported.
+    pub fn fits(&self, outputs: u32, normalisation: &Normalisation) -> Result<(), Error> {
         if self.output != [None, Some(u64::from(outputs))] {
             let shape = shape_text(&self.output);
             return Err(self.error(format!(
                 "returns {shape}, but the recipe has model.num_classes = {outputs}: it must return (samples, {outputs})"
+            )));
+        }
+        let expected = self.metadata.as_ref().and_then(|metadata| metadata.normalisation);
+        if let Some(expected) = expected.filter(|expected| !expected.is_close_to(normalisation)) {
+            return Err(self.error(format!(
+                "expects images of {expected}, but the recipe has {normalisation}: set the recipe to the program's, or \
+                 export it with those of the recipe"
             )));
         }
         if let Some(constant) = self.persistent_constants().find(|constant| {

@@ -4,8 +4,12 @@
 
 use std::{fs, path::PathBuf};
 
-use baton_program::{Argument, Dtype, Error, InputSource, Program};
+use baton_program::{Argument, Dtype, Error, ExportTask, InputSource, Normalisation, Program};
 use tempfile::TempDir;
+
+/// What a recipe has by default.
+const IMAGENET: Normalisation =
+    Normalisation { mean: [123.675, 116.28, 103.53], std: [58.395, 57.12, 57.375] };
 
 fn fixture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
@@ -215,29 +219,129 @@ fn a_changed_byte_ends_in_an_error_or_the_same_program() {
     assert!(refused > 500, "{refused}");
 }
 
-/// The error of the program whose graph has `new` in place of `old`.
-fn changed(old: &str, new: &str) -> String {
-    let folder = tempfile::tempdir().unwrap();
+/// The entries of `small.pt2`.
+fn entries() -> Vec<(String, Vec<u8>)> {
     let bytes = fs::read(fixture("small.pt2")).unwrap();
     let archive = rawzip::ZipArchive::from_slice(bytes.as_slice()).unwrap();
     let entries = archive.entries().map(|entry| {
         let entry = entry.unwrap();
         let name = str::from_utf8(entry.file_path().as_bytes()).unwrap().to_owned();
-        let mut content = archive.get_entry(entry.wayfinder()).unwrap().data().to_vec();
-        if name.ends_with("models/model.json") {
-            let graph = String::from_utf8(content).unwrap();
-            assert!(graph.contains(old), "{old}");
-            content = graph.replace(old, new).into_bytes();
-        }
+        let content = archive.get_entry(entry.wayfinder()).unwrap().data().to_vec();
         (name, content)
     });
-    let entries: Vec<(String, Vec<u8>)> = entries.collect();
+    entries.collect()
+}
+
+/// The program of these entries, if a recipe with ImageNet's normalisation can train it.
+fn program_of(entries: &[(String, Vec<u8>)]) -> Result<Program, Error> {
+    let folder = tempfile::tempdir().unwrap();
     let entries: Vec<(&str, &[u8])> =
         entries.iter().map(|(name, content)| (name.as_str(), content.as_slice())).collect();
     let path = folder.path().join("changed.pt2");
     fs::write(&path, zip(&entries)).unwrap();
-    let program = Program::read(&path).and_then(|program| program.fits(10));
-    program.unwrap_err().to_string()
+    let program = Program::read(&path)?;
+    program.fits(10, &IMAGENET).map(|()| program)
+}
+
+/// The error of the program whose graph has `new` in place of `old`.
+fn changed(old: &str, new: &str) -> String {
+    let mut entries = entries();
+    let graph = entries.iter_mut().find(|(name, _)| name.ends_with("models/model.json"));
+    let (_, content) = graph.unwrap();
+    let text = String::from_utf8(content.clone()).unwrap();
+    assert!(text.contains(old), "{old}");
+    *content = text.replace(old, new).into_bytes();
+    program_of(&entries).unwrap_err().to_string()
+}
+
+/// The program with this `extra/baton.json`.
+fn with_metadata(text: &str) -> Result<Program, Error> {
+    let mut entries = entries();
+    entries.push(("small/extra/baton.json".to_owned(), text.as_bytes().to_vec()));
+    program_of(&entries)
+}
+
+/// What `baton.export` writes, with other fields in place of the last ones.
+fn metadata(rest: &str) -> String {
+    let all = r#"{"format_version": 1, "task": "classification", "inputs": [{"name": "pixels", "dtype": "float32"}]"#;
+    format!("{all}, {rest}}}")
+}
+
+#[test]
+fn what_export_wrote_is_known() {
+    let names: Vec<String> = ('a'..='j').map(String::from).collect();
+    let text = format!(
+        r#""class_names": {names:?}, "mean": [123.675, 116.28, 103.53], "std": [58.395, 57.12, 57.375], "new": 1"#
+    );
+    let program = with_metadata(&metadata(&text)).unwrap();
+    // `forward` has another name than the graph.
+    assert_eq!(program.input.name, "pixels");
+    let found = program.metadata.clone().unwrap();
+    assert_eq!(found.task, ExportTask::Classification);
+    assert_eq!(found.inputs, ["pixels"]);
+    assert_eq!(found.class_names, names);
+    assert_eq!(found.normalisation, Some(IMAGENET));
+    // Rounding is no contradiction.
+    let rounded = Normalisation { mean: [123.68, 116.28, 103.53], ..IMAGENET };
+    program.fits(10, &rounded).unwrap();
+}
+
+#[test]
+fn a_file_by_plain_torch_has_no_metadata_and_the_same_digest() {
+    let plain = small();
+    assert_eq!(plain.metadata, None);
+    assert_eq!(with_metadata(&metadata(r#""mean": null"#)).unwrap().digest, plain.digest);
+}
+
+#[test]
+fn a_recipe_that_contradicts_the_metadata_is_refused_with_a_remedy() {
+    let text = r#""mean": [123.675, 116.28, 103.53], "std": [58, 57, 57]"#;
+    let error = with_metadata(&metadata(text)).unwrap_err().to_string();
+    for part in [
+        "expects images of data.mean = [123.675, 116.28, 103.53] and data.std = [58.0, 57.0, 57.0]",
+        "but the recipe has data.mean = [123.675, 116.28, 103.53] and data.std = [58.395, 57.12, 57.375]",
+        "set the recipe to the program's",
+    ] {
+        assert!(error.contains(part), "{part}: {error}");
+    }
+    assert_eq!(error.lines().count(), 1);
+}
+
+#[test]
+fn malformed_metadata_is_refused_in_one_line() {
+    let long = format!(r#""class_names": ["{}"]"#, "x".repeat(9 << 20));
+    for (text, expected) in [
+        ("{", "is malformed (EOF while parsing"),
+        (r#"{"task": "classification"}"#, "is malformed (missing field `format_version`"),
+        (
+            r#"{"format_version": 2, "inputs": 3}"#,
+            "has format version 2, but this Baton reads version 1: use the Python package",
+        ),
+        (r#"{"format_version": 1, "task": "song", "inputs": []}"#, "unknown variant `song`"),
+        (
+            r#"{"format_version": 1, "task": "a\nb\u001b[2J", "inputs": []}"#,
+            "unknown variant `a?b?[2J`",
+        ),
+        (
+            r#"{"format_version": 1, "task": "regression", "inputs": []}"#,
+            "names 0 inputs, but the graph has 1",
+        ),
+        (
+            &metadata(r#""class_names": ["a", "b"]"#),
+            "names 2 classes, but the program returns (samples, 10)",
+        ),
+        (&metadata(r#""class_names": ["a\u001b[2J"]"#), "a name has a control character"),
+        (&metadata(r#""mean": [1, 2, 3]"#), "mean and std go together"),
+        (&metadata(r#""mean": [1, 2, 3], "std": [1, 0, 1]"#), "std must be above 0"),
+        (&metadata(r#""mean": [1, 2, 1e39], "std": [1, 1, 1]"#), "number out of range"),
+        (&metadata(&long), "but at most 8388608 are read"),
+    ] {
+        let error = with_metadata(text).unwrap_err().to_string();
+        let shown = &text[..text.len().min(80)];
+        assert!(error.contains("extra/baton.json"), "{shown}: {error}");
+        assert!(error.contains(expected), "{shown}: {error}");
+        assert_eq!(error.lines().count(), 1, "{shown}: {error}");
+    }
 }
 
 #[test]

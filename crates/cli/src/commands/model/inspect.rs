@@ -7,7 +7,7 @@ use std::{
 };
 
 use baton_job::exit::Failure;
-use baton_program::{Error, Program, program::shape_text};
+use baton_program::{Error, ExportMetadata, ExportTask, Program, program::shape_text};
 use serde::Serialize;
 
 use crate::{failure::bad_input, human, json};
@@ -36,6 +36,8 @@ struct InspectedProgram {
     torch_version: String,
     input: InspectedTensor,
     output: InspectedTensor,
+    /// What `baton.export` wrote; `null` in a file by plain `torch.export.save`.
+    metadata: Option<InspectedMetadata>,
     /// Most samples of a batch; absent without a limit.
     max_samples: Option<u64>,
     /// Tensors, a shared one once.
@@ -58,6 +60,30 @@ struct InspectedTensor {
     dtype: Option<&'static str>,
     /// `null` for sizes that may change.
     shape: Vec<Option<u64>>,
+}
+
+#[derive(Debug, Serialize)]
+struct InspectedMetadata {
+    task: ExportTask,
+    /// Names of the inputs, as `forward` has them.
+    inputs: Vec<String>,
+    /// Empty if the classes have no names.
+    class_names: Vec<String>,
+    /// Of the images that the network expects, in units of 0..255; `null` if it does not say.
+    mean: Option<[f32; 3]>,
+    std: Option<[f32; 3]>,
+}
+
+impl From<&ExportMetadata> for InspectedMetadata {
+    fn from(metadata: &ExportMetadata) -> Self {
+        Self {
+            task: metadata.task,
+            inputs: metadata.inputs.clone(),
+            class_names: metadata.class_names.clone(),
+            mean: metadata.normalisation.map(|normalisation| normalisation.mean),
+            std: metadata.normalisation.map(|normalisation| normalisation.std),
+        }
+    }
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
@@ -85,6 +111,7 @@ fn inspected(path: &Path) -> Result<InspectedProgram, Error> {
             shape: program.input.shape.clone(),
         },
         output: InspectedTensor { name: None, dtype: None, shape: program.output.clone() },
+        metadata: program.metadata.as_ref().map(InspectedMetadata::from),
         max_samples: program.input.max_samples,
         parameters: program.parameters.len(),
         parameter_values: values(false),
@@ -109,6 +136,15 @@ fn text(found: &InspectedProgram) -> String {
         shape_text(&found.output.shape),
     );
     // Writing to a string never fails.
+    if let Some(InspectedMetadata { task, class_names, mean, std, .. }) = &found.metadata {
+        let _ = writeln!(text, "task        {}", task.name());
+        if !class_names.is_empty() {
+            let _ = writeln!(text, "classes     {}", first_names(class_names));
+        }
+        if let (Some(mean), Some(std)) = (mean, std) {
+            let _ = writeln!(text, "normalised  mean {mean:?}, std {std:?}");
+        }
+    }
     let _ = writeln!(
         text,
         "parameters  {} in {}, {} trained\nkept        {}, {}",
@@ -123,4 +159,12 @@ fn text(found: &InspectedProgram) -> String {
         let _ = writeln!(text, "{calls:>6}  {operator}");
     }
     text
+}
+
+/// The first names of a list, and how many there are.
+fn first_names(names: &[String]) -> String {
+    const SHOWN_NAMES: usize = 5;
+    let more = if names.len() > SHOWN_NAMES { ", …" } else { "" };
+    let first = &names[..names.len().min(SHOWN_NAMES)];
+    format!("{}: {}{more}", names.len(), first.join(", "))
 }

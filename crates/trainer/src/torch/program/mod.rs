@@ -11,7 +11,9 @@ use std::path::Path;
 
 use baton_data::random::Draws;
 use baton_model::{InputShape, NetworkDescription};
-use baton_program::{Dtype, InputSource, Parameter, Program, StoredTensor, program::shape_text};
+use baton_program::{
+    Dtype, InputSource, Normalisation, Parameter, Program, StoredTensor, program::shape_text,
+};
 use baton_recipe::{JobSpec, spec::Compute};
 use tch::{Device, Kind, Tensor};
 
@@ -42,7 +44,8 @@ impl ProgramNetwork {
     pub(super) fn read(spec: &JobSpec, device: Device) -> Result<Self, Error> {
         let program = Program::read(Path::new(&spec.model.program)).map_err(recipe)?;
         let fail = |problem: String| recipe(program.error(problem));
-        program.fits(spec.model.num_classes).map_err(recipe)?;
+        let normalisation = Normalisation { mean: spec.data.mean, std: spec.data.std };
+        program.fits(spec.model.num_classes, &normalisation).map_err(recipe)?;
         let parameters = program.parameters.iter().flat_map(Parameter::names);
         let statistics = program.statistics.iter().map(|tensor| tensor.name.as_str());
         spec.model.check_patterns(parameters, statistics).map_err(Error::Recipe)?;
