@@ -44,6 +44,7 @@ run: build ## train on handwritten digits, no GPU needed; ARGS="--no-auto-resume
 # programs are built beforehand because whole-process tests start them from $(BIN).
 .PHONY: test
 test: tools ## every test; ARGS="some_name" selects by name
+	$(if $(ARGS),,$(MAKE) --no-print-directory test-python)
 	$(BUILD)
 	$(if $(ARGS),,cargo test --workspace --doc)
 	if [ -x .tools/bin/cargo-nextest ]; \
@@ -52,6 +53,12 @@ test: tools ## every test; ARGS="some_name" selects by name
 	else cargo test --workspace --lib --bins --tests $(ARGS); \
 		echo "without cargo-nextest, skipped tests are not counted"; \
 	fi
+
+# `make parity` runs the others, with PyTorch and Baton's programs.
+.PHONY: test-python
+test-python: tools ## the tests of the Python package that need no PyTorch
+	cd python && PYTHONPATH=../.tools/python \
+		python3 -m pytest --quiet --ignore tests/with_torch $(ARGS)
 
 # Cheap checks first. See deny.toml for why cargo-deny checks no advisories.
 .PHONY: lint

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = ["README.md", "docs/**/*.md", "deploy/**/*.md", "assets/**/*.md", "fuzz/*.md"]
+PAGES = ["README.md", "docs/**/*.md", "deploy/**/*.md", "assets/**/*.md", "fuzz/*.md", "python/*.md"]
 # [text](target), ![alt](target), and [label]: target; a title in quotes may follow the target.
 LINK = re.compile(r"\]\(\s*<?([^)\s>]+)>?(?:\s+\"[^\"]*\")?\s*\)|^\[[^\]]+\]:\s+<?(\S+?)>?(?:\s|$)", re.M)
 CODE = re.compile(r"^(```|~~~).*?^\1|`[^`\n]+`", re.M | re.S)

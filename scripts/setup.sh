@@ -207,7 +207,7 @@ install_tools() {
         say "the packages of scripts/tools.txt are not available; trying other sources"
         tools_without_pypi
     fi
-    # There is no other source, and two tests need them.
+    # There is no other source, and some tests need them.
     pip_install .tools.new/python --only-binary=:all: --no-deps --require-hashes -r scripts/python.txt ||
         say "the packages of scripts/python.txt are not available: the tests that use them will fail"
     printf '%s\n' "$stamp" >.tools.new/.baton-setup

@@ -7,13 +7,18 @@ version of PyTorch or another network:
 import json
 import pathlib
 import re
+import sys
 import tempfile
 import zipfile
 
 import torch
 from torch import nn
 
-FOLDER = pathlib.Path(__file__).resolve().parents[2] / "crates/program/tests/fixtures"
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "python"))
+import baton
+
+FOLDER = ROOT / "crates/program/tests/fixtures"
 # Not part of a program, or names of the machine that wrote it.
 LEFT_OUT = ["data/sample_inputs/", ".data/"]
 
@@ -80,6 +85,17 @@ def write(name, model, batch=True):
         copy(path, FOLDER / f"{name}.pt2")
 
 
+def write_described(name):
+    """A program by the Python package, with everything that it can say."""
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 10))
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/{name}.pt2"
+        digits = [f"digit {number}" for number in range(10)]
+        normalisation = {"mean": [77.9] * 3, "std": [95.9] * 3}
+        baton.export(model, torch.randn(3, 3, 8, 8), path, classes=digits, **normalisation)
+        copy(path, FOLDER / f"{name}.pt2")
+
+
 def copy(source, target):
     """Copies the entries that count, with paths of files shortened to their names."""
     with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
@@ -103,6 +119,7 @@ def main():
     write("fixed_batch", Small().train(), batch=False)
     write("running_buffer", Running().train())
     write("changed_parameter", Clipped().train())
+    write_described("described")
 
 
 if __name__ == "__main__":

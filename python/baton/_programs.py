@@ -1,0 +1,87 @@
+"""Finds and runs Baton's programs."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+FOLDER_VARIABLE = "BATON_BIN"
+# Baton's exit code for input that it refuses.
+_BAD_INPUT = 2
+
+
+class RefusedError(Exception):
+    """A program refused a file; the text is its line."""
+
+
+class UnusableError(Exception):
+    """A program cannot be run, or is another one of the same name."""
+
+
+def find(name: str) -> Path | None:
+    """Baton's program with this name: in the folder BATON_BIN, beside Python, or on PATH.
+
+    Raises FileNotFoundError if BATON_BIN is set and has no such program: then it is a mistake, and another program
+    would be a surprise.
+    """
+    if folder := os.environ.get(FOLDER_VARIABLE):
+        program = Path(folder, name)
+        if not _can_run(program):
+            raise FileNotFoundError(
+                f"{FOLDER_VARIABLE} is {folder}, which has no program {name}: set it to the folder of Baton's programs"
+            )
+        return program
+    # In a virtual environment this is its bin folder, also if that is not on PATH.
+    beside = Path(sys.executable).with_name(name)
+    if _can_run(beside):
+        return beside
+    found = shutil.which(name)
+    return Path(found) if found else None
+
+
+def _can_run(program: Path) -> bool:
+    return program.is_file() and os.access(program, os.X_OK)
+
+
+def inspect(program: Path, file: Path) -> dict[str, Any]:
+    """What `baton model inspect --json` says about a file.
+
+    Raises RefusedError if Baton cannot train it, and UnusableError if `program` does not answer as Baton does.
+    """
+    done = run([program, "model", "inspect", "--json", file])
+    line = first_line(done.stderr)
+    # An older Baton, without this command, also ends with this code, but does not name the file.
+    if done.returncode == _BAD_INPUT and str(file) in line:
+        raise RefusedError(line.removeprefix("error: "))
+    try:
+        found = json.loads(done.stdout)
+    except ValueError:
+        found = None
+    if done.returncode != 0 or not isinstance(found, dict) or "digest" not in found:
+        raise UnusableError(f"{program} ended with exit code {done.returncode}: {line or 'it printed nothing'}")
+    return found
+
+
+def run(command: list[Any], environment: dict[str, str] | None = None) -> "subprocess.CompletedProcess[str]":
+    """Runs a program to its end, without input. Raises UnusableError if it does not start."""
+    arguments = [str(argument) for argument in command]
+    try:
+        return subprocess.run(
+            arguments,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            env={**os.environ, **(environment or {})},
+            check=False,
+        )
+    except OSError as error:
+        raise UnusableError(f"{arguments[0]} does not start: {error.strerror}") from error
+
+
+def first_line(text: str) -> str:
+    """The first line with text, or none."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "")

@@ -1,0 +1,230 @@
+"""What `baton.export` writes and refuses."""
+
+import json
+import os
+import zipfile
+
+import baton
+import pytest
+import torch
+from networks import CLASSES, SIDE, Small, Two, images, with_function
+from torch import nn
+
+
+def metadata(path):
+    with zipfile.ZipFile(path) as archive:
+        return json.loads(archive.read(f"{path.stem}/extra/baton.json"))
+
+
+def export(model, path, example=None, **options):
+    return baton.export(model, images() if example is None else example, path, **options)
+
+
+@pytest.mark.usefixtures("accepting")
+def test_the_file_says_what_the_numbers_mean(tmp_path):
+    path = tmp_path / "net.pt2"
+    names = ["ant", "bee", "cat", "dog", "Eichhörnchen"]
+    summary = export(Small(), path, classes=names, mean=[77.9] * 3, std=torch.tensor([95.5] * 3), max_samples=64)
+    assert metadata(path) == {
+        "format_version": 1,
+        "task": "classification",
+        "inputs": [{"name": "image", "dtype": "float32", "shape": [None, 3, SIDE, SIDE]}],
+        "output": {"shape": [None, CLASSES]},
+        "class_names": names,
+        "mean": [77.9] * 3,
+        "std": [95.5] * 3,
+        "torch_version": torch.__version__,
+        "baton_version": baton.__version__,
+    }
+    assert summary.inputs == {"image": ("float32", (None, 3, SIDE, SIDE))}
+    assert summary.output == (None, CLASSES)
+    assert summary.parameters == sum(parameter.numel() for parameter in Small().parameters())
+    assert f"{path}: accepted by " in str(summary)
+    assert "input       image float32 (samples, 3, 8, 8)" in str(summary)
+
+
+@pytest.mark.usefixtures("accepting")
+def test_weights_and_names_are_those_of_the_model_and_the_number_of_samples_is_open(tmp_path):
+    path, model = tmp_path / "net.pt2", Small()
+    model.fc.bias.requires_grad = False
+    summary = export(model, path)
+    assert summary.parameters - summary.trained_parameters == CLASSES
+    program = torch.export.load(path)
+    expected = model.state_dict()
+    assert program.state_dict.keys() == expected.keys()
+    assert all(torch.equal(program.state_dict[name], tensor) for name, tensor in expected.items())
+    network = program.module()
+    assert [len(network(images(samples))) for samples in (2, 7)] == [2, 7]
+    # Dropout is on.
+    assert not torch.equal(network(torch.ones(2, 3, SIDE, SIDE))[0], network(torch.ones(2, 3, SIDE, SIDE))[0])
+
+
+@pytest.mark.usefixtures("accepting")
+def test_the_values_of_the_example_are_not_in_the_file(tmp_path):
+    path = tmp_path / "net.pt2"
+    export(Small(), path, torch.full((2, 3, SIDE, SIDE), 0.123))
+    assert torch.tensor(0.123).numpy().tobytes() * 4 not in path.read_bytes()
+    assert torch.export.load(path).example_inputs in (None, ())
+
+
+@pytest.mark.usefixtures("accepting")
+def test_the_export_changes_neither_the_model_nor_the_random_numbers(tmp_path):
+    model = Small().eval()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    example, state = images(), torch.get_rng_state()
+    export(model, tmp_path / "net.pt2", example)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert not any(module.training for module in model.modules())
+
+
+def norm_trains(path):
+    graph = torch.export.load(path).graph
+    (norm,) = [node for node in graph.nodes if node.target is torch.ops.aten.batch_norm.default]
+    return norm.args[5]
+
+
+@pytest.mark.usefixtures("accepting")
+def test_a_model_in_evaluation_mode_is_exported_in_training_mode(tmp_path):
+    path, model = tmp_path / "net.pt2", Small().eval()
+    with torch.no_grad():
+        export(model, path)
+    assert norm_trains(path)
+    network = torch.export.load(path).module()
+    assert network(images()).requires_grad
+
+
+@pytest.mark.usefixtures("accepting")
+def test_a_norm_in_evaluation_mode_stays_there_if_the_rest_trains(tmp_path):
+    path, model = tmp_path / "net.pt2", Small().train()
+    model.norm.eval()
+    export(model, path)
+    assert not norm_trains(path)
+    assert model.training and not model.norm.training
+
+
+@pytest.mark.usefixtures("accepting")
+def test_modes_come_back_if_the_export_fails(tmp_path):
+    model = with_function(lambda x: x.view(3, 4)).eval()
+    with pytest.raises(baton.ExportError):
+        export(model, tmp_path / "net.pt2", torch.randn(3, 4))
+    assert not any(module.training for module in model.modules())
+    assert os.listdir(tmp_path) == ["programs"]
+
+
+@pytest.mark.usefixtures("accepting")
+@pytest.mark.parametrize("names", [("left", "right"), ("right", "left")])
+def test_several_inputs_are_named_in_the_order_of_forward(tmp_path, names):
+    path = tmp_path / "net.pt2"
+    example = {name: torch.randn(3, 4) for name in names}
+    export(Two(), path, example, task="regression")
+    assert [entry["name"] for entry in metadata(path)["inputs"]] == ["left", "right"]
+    network = torch.export.load(path).module()
+    assert network(left=torch.randn(6, 4), right=torch.randn(6, 4)).shape == (6, CLASSES)
+
+
+@pytest.mark.usefixtures("no_programs")
+def test_a_file_that_nobody_checked_is_kept_with_a_warning(tmp_path):
+    with pytest.warns(
+        UserWarning, match=r"net\.pt2 was not checked, because no program baton was found: set BATON_BIN"
+    ):
+        summary = export(Small(), tmp_path / "net.pt2")
+    assert summary.checked_by is None
+    assert "not checked" in str(summary)
+    assert (tmp_path / "net.pt2").exists()
+
+
+def test_a_file_that_baton_refuses_does_not_replace_another(programs, tmp_path):
+    programs("baton", 'echo "error: program $4 uses a custom operator: replace it" >&2; exit 2')
+    path = tmp_path / "net.pt2"
+    path.write_text("old")
+    with pytest.raises(baton.ExportError) as caught:
+        export(Small(), path)
+    assert str(caught.value) == f"program {path} uses a custom operator: replace it"
+    assert path.read_text() == "old"
+
+
+@torch.library.custom_op("baton_tests::no_kernel", mutates_args=())
+def no_kernel(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+@pytest.mark.usefixtures("accepting")
+@pytest.mark.parametrize(
+    ("function", "where", "remedy"),
+    [
+        (lambda x: x if x.sum() > 0 else -x, "module 1 (test_export.py, line ", "for example with torch.where"),
+        (lambda x: x[:, : int(x.abs().max().item()) + 1], "module 1 (test_export.py", "keep it in tensors"),
+        (lambda x: x.view(3, 4), "", "the code fixes the number of samples"),
+        (lambda x: x if x.shape[0] == 3 else -x, "", "use x.shape[0], -1 or x.flatten(1)"),
+        (lambda x: x + torch.zeros(3, 1), "", "the code fixes the number of samples"),
+        (lambda x: x.reshape(len(x), 2, 2).flatten(1), "", "by len(x)"),
+        (no_kernel, "module 1 (", "an operator has no kernel for shapes alone"),
+        (lambda x: torch.from_numpy(x.detach().numpy()), "module 1 (test_export.py", "the computation leaves PyTorch"),
+        (lambda x: x @ torch.zeros(9, 9), "module 1 (test_export.py", "check that model(example) runs"),
+    ],
+)
+def test_what_torch_export_refuses_gets_one_paragraph_with_a_remedy(tmp_path, function, where, remedy):
+    with pytest.raises(baton.ExportError) as caught:
+        export(with_function(function), tmp_path / "net.pt2", torch.randn(3, 4))
+    text = str(caught.value)
+    assert text.startswith(f"torch.export failed{' in ' if where else ''}{where}")
+    assert remedy in text
+    assert "PyTorch says: " in text and "\n" not in text
+    assert caught.value.__cause__ is not None
+    assert not (tmp_path / "net.pt2").exists()
+
+
+@pytest.mark.usefixtures("accepting")
+@pytest.mark.parametrize("wrap", [lambda x: {"scores": x}, lambda x: (x, x), lambda x: (x,)])
+def test_a_model_that_does_not_return_one_tensor_is_refused(tmp_path, wrap):
+    model = nn.Sequential(with_function(torch.relu), with_function(wrap)[1])
+    with pytest.raises(baton.ExportError, match="wrap it in a module whose forward returns that tensor"):
+        export(model, tmp_path / "net.pt2", torch.randn(3, 4))
+
+
+@pytest.mark.usefixtures("accepting")
+@pytest.mark.parametrize(
+    ("function", "shape"),
+    [
+        (lambda x: x.mean(), "()"),
+        (lambda x: x.mean(1), "(samples)"),
+        (lambda x: x.unsqueeze(2), "(samples, 5, 1)"),
+        (lambda x: x[:2], "(2, 5)"),
+        (lambda x: x.t(), "(5, any)"),
+    ],
+)
+def test_an_output_of_another_shape_is_refused(tmp_path, function, shape):
+    model = nn.Sequential(with_function(torch.relu), with_function(function)[1])
+    with pytest.raises(baton.ExportError) as caught:
+        export(model, tmp_path / "net.pt2", torch.randn(3, 4))
+    assert str(caught.value) == f"the model returns {shape}, but Baton trains an output of (samples, outputs)"
+
+
+@pytest.mark.usefixtures("accepting")
+def test_each_class_needs_an_output(tmp_path):
+    with pytest.raises(baton.ExportError, match=r"the model returns \(samples, 5\), but classes are 6: one output"):
+        export(Small(), tmp_path / "net.pt2", classes=6)
+    export(Small(), tmp_path / "net.pt2", classes=5)
+    assert "class_names" not in metadata(tmp_path / "net.pt2")
+
+
+def test_arguments_are_checked_before_the_export(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.export, "export", None)
+    path = tmp_path / "net.pt2"
+    with pytest.raises(TypeError, match=r"model is of type builtin_function_or_method: give an nn\.Module"):
+        export(torch.relu, path)
+    with pytest.raises(ValueError, match=r"parameter unused is float64, but Baton's master weights are float32"):
+        export(Small().double(), path)
+    with pytest.raises(ValueError, match="example has 1 sample"):
+        export(Small(), path, images(1))
+    with pytest.raises(ValueError, match="image is on meta, but the model on cpu"):
+        export(Small(), path, images().to("meta"))
+    with pytest.raises(ValueError, match="has no shape yet: call the model once"):
+        export(nn.Sequential(nn.Flatten(), nn.LazyLinear(CLASSES)), path)
+    with pytest.raises(TypeError, match=r"wrapped in OptimizedModule: give model\._orig_mod"):
+        export(torch.compile(Small()), path)
+    with pytest.raises(ValueError, match=r"its name must end with \.pt2"):
+        export(Small(), tmp_path / "net.pth")
+    with pytest.raises(ValueError, match="multiply both by 255"):
+        export(Small(), path, mean=[0.5] * 3, std=[0.5] * 3)
