@@ -1,0 +1,97 @@
+"""A double of `baton-worker probe`: computes the step of a program with PyTorch.
+
+FAKE changes what it does: `refuse` ends like a refusal, `silent` writes nothing, `noise` changes one gradient, `lacks`
+leaves one out.
+"""
+
+import argparse
+import os
+import pathlib
+import sys
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch.nn import functional
+
+try:
+    import tomllib
+except ImportError:  # Python 3.10, where pytest brings it
+    import tomli as tomllib
+
+BATCH_NORM = torch.ops.aten.batch_norm.default
+# Positions of arguments.
+MEAN, VARIANCE, TRAINING, MOMENTUM = 3, 4, 5, 6
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("command", choices=["probe"])
+    for name in ("--recipe", "--inputs", "--out"):
+        parser.add_argument(name, required=True, type=pathlib.Path)
+    parser.add_argument("--threads", type=int, default=1)
+    arguments = parser.parse_args()
+    fault = os.environ.get("FAKE")
+    if fault == "refuse":
+        print("error: model.program: program net.pt2 is not to my taste: change it", file=sys.stderr)
+        sys.exit(2)
+    if fault == "silent":
+        return
+    torch.set_num_threads(arguments.threads)
+    recipe = tomllib.loads(arguments.recipe.read_text())
+    results = step(recipe, load_file(arguments.inputs))
+    gradient = next(name for name in results if name.startswith("grad."))
+    if fault == "noise":
+        results[gradient] = results[gradient] + 1e-3
+    if fault == "lacks":
+        del results[gradient]
+    save_file({name: tensor.contiguous() for name, tensor in results.items()}, arguments.out)
+
+
+def step(recipe, batch):
+    target = batch.pop("target")
+    program = torch.export.load(recipe["model"]["program"])
+    network = program.module()
+    mixed = batch_statistics(network)
+    network.zero_grad()
+    inputs = {name.removeprefix("input."): tensor for name, tensor in batch.items()}
+    names = program.graph_signature.user_inputs if len(inputs) > 1 else ["input"]
+    _, by_name = program.call_spec.in_spec.children()
+    output = network(**inputs) if by_name.num_leaves > 1 else network(*(inputs[name] for name in names))
+    assert output.shape == (recipe["train"]["global_batch"], recipe["model"]["num_classes"])
+    loss = recipe["loss"]
+    if loss["kind"] == "mse":
+        total = functional.mse_loss(output, target, reduction="sum") / output.shape[1]
+    else:
+        smoothing = loss["label_smoothing"]
+        total = functional.cross_entropy(output, target, reduction="sum", label_smoothing=smoothing)
+    mean = total * (torch.tensor(1.0) / len(target)).item()
+    mean.backward()
+    results = {"loss": mean.detach(), "output": output.detach()}
+    for name, parameter in network.named_parameters():
+        if parameter.requires_grad:
+            results[f"grad.{name}"] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+    for name, buffer in network.named_buffers():
+        if "running_" in name:
+            results[f"buffer.{name}"] = buffer
+    for name, (before, momentum) in mixed.items():
+        results[f"buffer.{name}"] = before.lerp(results[f"buffer.{name}"], momentum)
+    return results
+
+
+def batch_statistics(network):
+    """Makes every BatchNorm leave the batch's statistics in its buffers. Returns their old values and momenta."""
+    found = {}
+    for node in network.graph.nodes:
+        if node.target is not BATCH_NORM or not node.args[TRAINING]:
+            continue
+        for buffer in (node.args[MEAN], node.args[VARIANCE]):
+            tensor = network.get_buffer(buffer.target)
+            found[buffer.target] = (tensor.clone(), node.args[MOMENTUM])
+            tensor.zero_()
+        node.args = (*node.args[:MOMENTUM], 1.0, *node.args[MOMENTUM + 1 :])
+    network.recompile()
+    return found
+
+
+if __name__ == "__main__":
+    main()

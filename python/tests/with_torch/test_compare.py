@@ -1,0 +1,159 @@
+"""What `baton.compare` finds. The worker is a double that computes with PyTorch."""
+
+import baton
+import pytest
+import torch
+import torchvision
+from networks import CLASSES, SIDE, Small, Two, images
+from torch import nn
+
+pytestmark = pytest.mark.usefixtures("fake_worker")
+SAMPLES = 6  # 1/6 is rounded
+
+
+def batch(samples=SAMPLES):
+    return images(samples), torch.randint(0, CLASSES, (samples,))
+
+
+def names(comparison):
+    return sorted(row.name for row in comparison.rows)
+
+
+def test_a_network_with_batch_norm_and_a_shared_weight_is_equal_bit_by_bit():
+    found = baton.compare(Small(), batch(), label_smoothing=0.1)
+    assert found.is_equal and found.worst.absolute == 0.0, str(found)
+    gradients = [
+        "conv.weight",
+        "conv.bias",
+        "norm.weight",
+        "norm.bias",
+        "first.weight",
+        "fc.weight",
+        "fc.bias",
+        "unused",
+    ]
+    buffers = ["norm.running_mean", "norm.running_var"]
+    assert names(found) == sorted(
+        ["loss", "output", *(f"grad.{name}" for name in gradients), *(f"buffer.{name}" for name in buffers)]
+    )
+    assert found.switched_off == ("drop",)
+
+
+def test_neither_the_model_nor_settings_of_torch_change():
+    model, data = Small().eval(), batch()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    threads, state = torch.get_num_threads(), torch.get_rng_state()
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        assert baton.compare(model, data, threads=threads + 1, atol=1e-5).is_equal
+    assert torch.get_num_threads() == threads
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
+    assert not any(module.training for module in model.modules())
+    assert model.drop.p == 0.5
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_frozen_parts_have_no_gradients_and_keep_their_statistics():
+    model = Small()
+    model.conv.requires_grad_(False)
+    model.norm.eval()
+    found = baton.compare(model, batch())
+    assert found.is_equal
+    assert not any("conv" in row.name for row in found.rows)
+
+
+def test_a_regression_has_the_mean_squared_error():
+    model = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIDE * SIDE, 3))
+    found = baton.compare(model, (images(SAMPLES), torch.randn(SAMPLES, 3)), task="regression")
+    assert found.is_equal
+
+
+def test_several_inputs_are_given_by_name():
+    inputs = {"left": torch.randn(SAMPLES, 4), "right": torch.randn(SAMPLES, 4)}
+    target = torch.randint(0, CLASSES, (SAMPLES,))
+    assert baton.compare(Two(), (inputs, target)).is_equal
+    assert baton.compare(Two(), ((inputs["left"], inputs["right"]), target)).is_equal
+
+
+def test_random_layers_of_all_kinds_are_switched_off():
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention = nn.MultiheadAttention(8, 2, dropout=0.5, batch_first=True)
+            self.rnn = nn.GRU(8, 8, num_layers=2, dropout=0.5, batch_first=True)
+            self.depth = torchvision.ops.StochasticDepth(0.5, "row")
+            self.drop = nn.Dropout1d(0.5)
+            self.off = nn.Dropout(0.0)
+            self.fc = nn.Linear(8, CLASSES)
+
+        def forward(self, image):
+            x = image.flatten(2).transpose(1, 2).reshape(image.shape[0], -1, 8)
+            x = x + self.depth(self.attention(x, x, x, need_weights=False)[0])
+            return self.fc(self.off(self.rnn(self.drop(x))[0].mean(1)))
+
+    found = baton.compare(Attention(), batch())
+    assert found.switched_off == ("attention", "rnn", "depth", "drop")
+    assert found.is_equal, str(found)
+    assert "without 4 random layers: attention, rnn, depth and 1 more" in str(found)
+
+
+def test_random_numbers_that_stay_are_refused():
+    class Noisy(Small):
+        def forward(self, image):
+            return super().forward(image + torch.randn_like(image))
+
+    with pytest.raises(ValueError, match="draws random numbers that cannot be switched off"):
+        baton.compare(Noisy(), batch())
+
+
+def test_a_wrong_gradient_is_found_and_shown_first(monkeypatch):
+    monkeypatch.setenv("FAKE", "noise")
+    found = baton.compare(Small(), batch())
+    assert not found.is_equal
+    assert found.worst.name.startswith("grad.")
+    assert found.worst.absolute == pytest.approx(1e-3, rel=1e-3)
+    assert str(found).splitlines()[0].startswith("DIFFERENT: ")
+    assert baton.compare(Small(), batch(), atol=2e-3).is_equal
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        ("refuse", "ended with exit code 2: model.program: program net.pt2 is not to my taste: change it"),
+        ("silent", "probe wrote no results: use the programs of this package's version"),
+        ("lacks", "Baton computed no grad."),
+    ],
+)
+def test_a_worker_that_fails_is_an_error_with_its_line(monkeypatch, fault, message):
+    monkeypatch.setenv("FAKE", fault)
+    with pytest.raises(RuntimeError) as caught:
+        baton.compare(Small(), batch())
+    assert message in str(caught.value)
+
+
+def test_without_a_worker_the_error_says_where_it_is_searched(no_programs):
+    with pytest.raises(FileNotFoundError, match="no program baton-worker was found: set BATON_BIN"):
+        baton.compare(Small(), batch())
+    with pytest.raises(FileNotFoundError, match="worker is nowhere/worker, which is no program"):
+        baton.compare(Small(), batch(), worker="nowhere/worker")
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        (images(), {}, "batch is not a pair: give (inputs, target)"),
+        ((images(), [1, 2, 3, 4]), {}, "the target is of type list: give a tensor"),
+        ((images(), torch.zeros(4)), {}, "needs int64 of shape (4,), the class of each sample"),
+        ((images(), torch.zeros(3, dtype=torch.int64)), {}, "the target is int64 of shape (3,)"),
+        ((images(), torch.full((4,), 5)), {}, "the target has classes 5..5, but the model has 5 outputs"),
+        ((images(), torch.zeros(4)), {"task": "regression"}, "needs float32 of shape (4, outputs)"),
+        ((images(), torch.zeros(4, 2)), {"task": "regression"}, "has 2 values per sample, but the model returns 5"),
+        (batch(), {"task": "regression", "label_smoothing": 0.1}, "label_smoothing is for classification"),
+        (batch(), {"threads": 0}, "threads is 0: it must be at least 1"),
+        (batch(1), {}, "batch has 1 sample"),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_refused(data, options, message):
+    with pytest.raises((TypeError, ValueError)) as caught:
+        baton.compare(Small(), data, **options)
+    assert message in str(caught.value)

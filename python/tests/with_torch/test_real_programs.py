@@ -1,0 +1,104 @@
+"""The package with Baton's own programs, as users have it; `make parity ARGS=python` runs these tests."""
+
+import baton
+import pytest
+import torch
+import torchvision
+from networks import CLASSES, Small, images
+from torch import nn
+
+pytestmark = pytest.mark.usefixtures("real_programs")
+VISION = torchvision.models
+SIDE = 64
+
+
+def batch(samples=6):
+    return torch.randn(samples, 3, SIDE, SIDE), torch.randint(0, CLASSES, (samples,))
+
+
+class Recurrent(nn.Module):
+    """Rows of an image as a sequence."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.LSTM(3 * SIDE, 24, num_layers=2, batch_first=True, bidirectional=True, dropout=0.2)
+        self.fc = nn.Linear(48, CLASSES)
+
+    def forward(self, x):
+        return self.fc(self.rnn(x.permute(0, 2, 1, 3).flatten(2))[0][:, -1])
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        Small,
+        Recurrent,
+        lambda: VISION.resnet18(num_classes=CLASSES),
+        lambda: VISION.efficientnet_b0(num_classes=CLASSES),
+        lambda: VISION.vit_b_16(num_classes=CLASSES, image_size=SIDE, dropout=0.1, attention_dropout=0.1),
+        lambda: VISION.swin_t(num_classes=CLASSES, dropout=0.1, attention_dropout=0.1),
+    ],
+    ids=["small", "recurrent", "resnet18", "efficientnet_b0", "vit_b_16", "swin_t"],
+)
+def test_baton_computes_the_same_bits_as_pytorch(build):
+    found = baton.compare(build(), batch(), label_smoothing=0.1)
+    assert found.is_equal and found.worst.absolute == 0.0, str(found)
+
+
+def test_weights_in_channels_last_order_are_compared_in_that_order():
+    model = VISION.resnet18(num_classes=CLASSES).to(memory_format=torch.channels_last)
+    assert baton.compare(model, batch(), atol=1e-4).is_equal
+
+
+def test_a_regression_is_equal_too():
+    model = VISION.resnet18(num_classes=3)
+    assert baton.compare(model, (batch()[0], torch.randn(6, 3)), task="regression").is_equal
+
+
+def test_frozen_parts_are_equal_too():
+    model = VISION.resnet18(num_classes=CLASSES)
+    for module in (model.conv1, model.bn1, model.layer1):
+        module.requires_grad_(False)
+        module.eval()
+    found = baton.compare(model, batch())
+    assert found.is_equal
+    assert not any(row.name.startswith("grad.layer1.") for row in found.rows)
+
+
+def test_an_export_is_accepted(tmp_path):
+    summary = baton.export(Small(), images(), tmp_path / "net.pt2", classes=CLASSES, mean=[77.9] * 3, std=[95.9] * 3)
+    assert summary.checked_by.name == "baton"
+
+
+class Nms(nn.Module):
+    """Uses an operator of torchvision's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, CLASSES)
+
+    def forward(self, boxes):
+        return self.fc(boxes) + torchvision.ops.nms(boxes, boxes[:, 0], 0.5).sum()
+
+
+class Item(nn.Module):
+    """Reads a number from a tensor, which torch.export allows."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(4, CLASSES)
+
+    def forward(self, x):
+        return self.fc(x) * x.max().item()
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [(Nms(), "torchvision::nms is a custom one"), (Item(), "a number is read from a tensor (.item()")],
+)
+def test_what_only_baton_refuses_is_refused_with_its_line(tmp_path, model, message):
+    with pytest.raises(baton.ExportError) as caught:
+        baton.export(model, torch.rand(3, 4), tmp_path / "net.pt2")
+    assert message in str(caught.value)
+    assert "(test_real_programs.py, line " in str(caught.value)
+    assert not (tmp_path / "net.pt2").exists()
