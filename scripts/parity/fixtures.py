@@ -76,9 +76,30 @@ class Clipped(nn.Module):
         return self.fc(x.flatten(1))
 
 
-def write(name, model, batch=True):
-    shapes = ({0: torch.export.Dim("batch", min=2, max=256)},) if batch else None
-    program = torch.export.export(model, (torch.randn(3, 3, 8, 8),), dynamic_shapes=shapes)
+class WithLoss(nn.Module):
+    """Computes its loss and metrics itself, from an image, another field and the target."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 8, 3, stride=2, padding=1)
+        self.norm = nn.BatchNorm2d(8)
+        self.drop = nn.Dropout(0.25)
+        self.hint = nn.Linear(1, 8)
+        self.fc = nn.Linear(8, 10)
+
+    def forward(self, x, label, target):
+        x = torch.relu(self.norm(self.conv(x))).mean((2, 3))
+        scores = self.fc(self.drop(x + self.hint(label)))
+        loss = nn.functional.cross_entropy(scores, target, reduction="none", label_smoothing=0.1)
+        expected = (scores.softmax(1) * torch.arange(10)).sum(1)
+        right = (scores.argmax(1) == target).float()
+        return {"loss": loss, "accuracy": right, "digit_error": (expected - target).abs()}
+
+
+def write(name, model, batch=True, others=()):
+    example = (torch.randn(3, 3, 8, 8), *others)
+    shapes = tuple({0: torch.export.Dim("batch", min=2, max=256)} for _ in example) if batch else None
+    program = torch.export.export(model, example, dynamic_shapes=shapes)
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/{name}.pt2"
         torch.export.save(program, path)
@@ -119,6 +140,7 @@ def main():
     write("fixed_batch", Small().train(), batch=False)
     write("running_buffer", Running().train())
     write("changed_parameter", Clipped().train())
+    write("with_loss", WithLoss().train(), others=(torch.rand(3, 1), torch.tensor([1, 2, 3])))
     write_described("described")
 
 

@@ -106,6 +106,39 @@ async fn a_program_continues_after_kills_and_with_other_ranks_with_the_same_bits
 }
 
 #[tokio::test]
+async fn a_program_that_computes_its_loss_trains_with_the_same_bits_on_any_ranks_and_through_a_kill()
+ {
+    let with_loss = |cluster| {
+        with_program(cluster, &fixture("with_loss.pt2"))
+            .set("loss={ kind='program', metrics=['accuracy', 'digit_error'] }")
+            .set("data.extra_fields=['label']")
+            .set("model.num_classes=1")
+    };
+    let one = with_loss(Cluster::new()).set("train.epochs=4").run_to_the_end(1).await;
+    let mut two = with_loss(Cluster::new()).set("train.epochs=4");
+    two.start_coordinator(&[]).await;
+    two.start_agent("node", 2);
+    let evaluated = two.events().await.next_of(Kind::Evaluated).await.message;
+    for metric in ["accuracy 0.", "digit_error ", "loss "] {
+        assert!(evaluated.contains(metric), "{evaluated}");
+    }
+    two.finish().await;
+    assert!(two.newest_state() == one, "2 ranks differ from one");
+
+    let mut cluster = with_loss(Cluster::endless()).set("checkpoint.every_steps=20");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    let mut events = cluster.events().await;
+    events.saved_at(20).await;
+    kill(cluster.rank_pids(0)[0]);
+    events.next_of(Kind::RankFailed).await;
+    events.next_of(Kind::TrainingStarted).await;
+    events.saved_at(60).await;
+    cluster.end().await;
+    cluster.assert_undisturbed_bits().await;
+}
+
+#[tokio::test]
 async fn a_run_is_not_continued_with_another_program() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("net.pt2");

@@ -400,7 +400,7 @@ fn a_program_is_inspected_and_one_that_cannot_be_trained_refused() {
     let json = stdout(&folder.baton(&["model", "inspect", "--json", &program("small.pt2")]));
     let json: serde_json::Value = serde_json::from_str(&json).unwrap();
     assert_eq!(json["operators"]["aten::linear"], 3);
-    assert_eq!(json["input"]["shape"], serde_json::json!([null, 3, 8, 8]));
+    assert_eq!(json["inputs"][0]["shape"], serde_json::json!([null, 3, 8, 8]));
     assert!(json["metadata"].is_null());
 
     let line = folder.rejected(2, &["model", "inspect", &program("evaluation.pt2")]);

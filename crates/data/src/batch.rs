@@ -7,6 +7,8 @@ use bytes::BytesMut;
 pub struct Batch {
     /// The model's inputs.
     pub inputs: Inputs,
+    /// Values of each of the extra fields, f32, shape (samples, values).
+    pub extras: Vec<Vec<f32>>,
     /// Class of each sample; empty for a regression.
     pub labels: Vec<i64>,
     /// Target values of a regression, shape (samples, outputs); empty for a classification.
@@ -66,6 +68,7 @@ impl Batch {
             }
             Inputs::Arrays { values, .. } => remove_share(values, position, samples),
         }
+        self.extras.iter_mut().for_each(|values| remove_share(values, position, samples));
         remove_share(&mut self.labels, position, samples);
         remove_share(&mut self.targets, position, samples);
         self.samples.remove(position);

@@ -8,7 +8,10 @@ use std::{fmt, path::PathBuf, sync::Arc};
 use baton_recipe::{JobSpec, spec::OnBadSample};
 
 pub use self::labels::Labels;
-use self::{labels::LabelColumn, open_shards::OpenShards};
+use self::{
+    labels::{LabelColumn, ValueColumn},
+    open_shards::OpenShards,
+};
 use crate::{
     Beton, EpochOrder, Error, FileFault, SampleBlocks, SampleFault,
     beton::{ArrayColumn, FieldType, ImageColumn, ImageLocation},
@@ -22,6 +25,8 @@ pub struct Source {
     pub location: String,
     /// Name of the field with the model's inputs: images, arrays or tensors.
     pub input_field: String,
+    /// Names of further fields that the model takes as inputs; their values become f32.
+    pub extra_fields: Vec<String>,
     /// Name of the field with the labels.
     pub label_field: String,
     /// Type of the labels.
@@ -45,6 +50,7 @@ impl Source {
         Self {
             location: location.into(),
             input_field: "image".to_owned(),
+            extra_fields: Vec::new(),
             label_field: "label".to_owned(),
             labels: Labels::Ints,
             on_bad_sample: OnBadSample::Fail,
@@ -63,6 +69,7 @@ impl Source {
         Self {
             location: location.to_owned(),
             input_field: data.input_field.clone(),
+            extra_fields: data.extra_fields.clone(),
             label_field: data.label_field.clone(),
             labels: if is_regression { Labels::Values(outputs) } else { Labels::Classes(outputs) },
             on_bad_sample: data.on_bad_sample,
@@ -93,6 +100,8 @@ pub struct Dataset {
     /// The first sample of each of those shards, followed by the number of all samples.
     starts: Vec<u64>,
     input_type: InputType,
+    /// Values per sample of each extra field.
+    extra_lens: Vec<u64>,
     shards: Shards,
 }
 
@@ -137,9 +146,9 @@ impl Dataset {
             (samples, first, Shards::Local(shards))
         };
         if let Shards::Local(shards) = &shards {
-            shards
-                .iter()
-                .try_for_each(|shard| shard.check_input_type(&first.input_type(), &source))?;
+            shards.iter().try_for_each(|shard| {
+                shard.check_inputs(&first.input_type(), &first.extra_lens(), &source)
+            })?;
         }
         let numbers: Vec<usize> =
             (0..samples.len()).filter(|number| samples[*number] > 0).collect();
@@ -149,8 +158,8 @@ impl Dataset {
             end = end.saturating_add(samples[*number]);
             starts.push(end);
         }
-        let input_type = first.input_type();
-        Ok(Self { source, set, numbers, starts, input_type, shards })
+        let (input_type, extra_lens) = (first.input_type(), first.extra_lens());
+        Ok(Self { source, set, numbers, starts, input_type, extra_lens, shards })
     }
 
     /// Number of samples.
@@ -178,6 +187,12 @@ impl Dataset {
     #[must_use]
     pub fn input_type(&self) -> &InputType {
         &self.input_type
+    }
+
+    /// Values per sample of each of [`Source::extra_fields`].
+    #[must_use]
+    pub fn extra_lens(&self) -> &[u64] {
+        &self.extra_lens
     }
 
     /// Blocks of samples that are stored together: the pages of a single file, or one block per file.
@@ -275,7 +290,8 @@ impl Dataset {
         let shard = match &self.shards {
             Shards::Local(shards) => shards[number].clone(),
             Shards::Remote(open) => open.get(number, || {
-                Shard::open(self.set.local(number)?, &self.source, Some(&self.input_type))
+                let expected = Some((&self.input_type, self.extra_lens.as_slice()));
+                Shard::open(self.set.local(number)?, &self.source, expected)
             })?,
         };
         Ok((shard, local))
@@ -300,6 +316,8 @@ impl fmt::Debug for Dataset {
 pub(crate) struct Shard {
     pub(crate) beton: Beton,
     pub(crate) inputs: InputColumn,
+    /// The extra fields.
+    pub(crate) extras: Vec<ValueColumn>,
     pub(crate) labels: LabelColumn,
     /// Prevents the eviction of a remote shard's copy.
     _lease: Lease,
@@ -318,7 +336,11 @@ pub(crate) enum InputLocation<'a> {
 }
 
 impl Shard {
-    fn open(lease: Lease, source: &Source, expected: Option<&InputType>) -> Result<Self, Error> {
+    fn open(
+        lease: Lease,
+        source: &Source,
+        expected: Option<(&InputType, &[u64])>,
+    ) -> Result<Self, Error> {
         let beton = Beton::open(&*lease)?;
         let labels = LabelColumn::find(&beton, source)?;
         let name = &source.input_field;
@@ -330,12 +352,16 @@ impl Shard {
             // Images are the default: for other fields, report the error of an image field.
             _ => InputColumn::Images(beton.image_column(name)?),
         };
-        let shard = Self { beton, inputs, labels, _lease: lease };
-        if let Some(expected) = expected {
-            shard.check_input_type(expected, source)?;
+        let extras = source.extra_fields.iter().map(|name| ValueColumn::find(&beton, name));
+        let extras = extras.collect::<Result<_, _>>()?;
+        let shard = Self { beton, inputs, extras, labels, _lease: lease };
+        if let Some((input_type, extra_lens)) = expected {
+            shard.check_inputs(input_type, extra_lens, source)?;
         }
         if source.on_bad_sample == OnBadSample::Fail {
             shard.check_rows(name)?;
+            let mut extras = shard.extras.iter().zip(&source.extra_fields);
+            extras.try_for_each(|(column, name)| column.check(&shard.beton, name))?;
         }
         shard.labels.check(&shard.beton, source)?;
         Ok(shard)
@@ -348,12 +374,26 @@ impl Shard {
         }
     }
 
-    fn check_input_type(&self, expected: &InputType, source: &Source) -> Result<(), Error> {
-        if self.input_type() == *expected {
-            return Ok(());
+    fn extra_lens(&self) -> Vec<u64> {
+        self.extras.iter().map(ValueColumn::len).collect()
+    }
+
+    fn check_inputs(
+        &self,
+        input_type: &InputType,
+        extra_lens: &[u64],
+        source: &Source,
+    ) -> Result<(), Error> {
+        let mismatched = |name: &String| {
+            let fault = FileFault::MismatchedInput { name: name.clone() };
+            Err(Error::File { path: self.beton.path().to_owned(), fault })
+        };
+        if self.input_type() != *input_type {
+            return mismatched(&source.input_field);
         }
-        let fault = FileFault::MismatchedInput { name: source.input_field.clone() };
-        Err(Error::File { path: self.beton.path().to_owned(), fault })
+        let lens = self.extra_lens();
+        let differs = lens.iter().zip(extra_lens).position(|(len, expected)| len != expected);
+        differs.map_or(Ok(()), |index| mismatched(&source.extra_fields[index]))
     }
 
     fn check_rows(&self, input_field: &str) -> Result<(), Error> {

@@ -18,7 +18,7 @@ pub struct Graph {
     /// The operators in the order of execution.
     pub nodes: Vec<GraphNode>,
     /// What the program returns.
-    pub output: ValueId,
+    pub outputs: Vec<ValueId>,
 }
 
 /// What an input of a graph is.
@@ -30,8 +30,8 @@ pub enum InputSource {
     Statistic(usize),
     /// A tensor that nothing changes, by index.
     Constant(usize),
-    /// The inputs of a batch.
-    Input,
+    /// An input of a batch, by index.
+    Input(usize),
 }
 
 /// A call of an operator.
@@ -182,8 +182,10 @@ impl Graph {
     /// Lists for each node the values that no later one uses.
     pub(crate) fn set_last_uses(&mut self) {
         let mut is_used = vec![false; self.values as usize];
-        if let Some(used) = is_used.get_mut(self.output.0 as usize) {
-            *used = true;
+        for output in &self.outputs {
+            if let Some(used) = is_used.get_mut(output.0 as usize) {
+                *used = true;
+            }
         }
         for node in self.nodes.iter_mut().rev() {
             node.last_uses.clear();

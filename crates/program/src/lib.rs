@@ -27,7 +27,7 @@ use std::path::{Path, PathBuf};
 pub use self::{
     graph::{Argument, Graph, GraphNode, InputSource, NodeResult, ValueId},
     metadata::{ExportMetadata, ExportTask, Normalisation},
-    program::{InputTensor, Parameter, Program},
+    program::{InputRoles, InputTensor, OutputTensor, Parameter, Program},
     rewrite::NormNode,
     tensor::{Dtype, StoredTensor},
 };

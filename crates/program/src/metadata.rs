@@ -7,7 +7,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::archive::Archive;
+use crate::{archive::Archive, program::OutputTensor};
 
 /// Name of the entry, without the archive's folder.
 const ENTRY: &str = "extra/baton.json";
@@ -39,6 +39,8 @@ pub enum ExportTask {
     Classification,
     /// Values.
     Regression,
+    /// The loss of each sample and metrics.
+    Loss,
 }
 
 impl ExportTask {
@@ -48,6 +50,7 @@ impl ExportTask {
         match self {
             Self::Classification => "classification",
             Self::Regression => "regression",
+            Self::Loss => "loss",
         }
     }
 }
@@ -126,18 +129,20 @@ impl ExportMetadata {
     }
 
     /// Checks it against the graph.
-    pub(crate) fn check(&self, inputs: usize, output: &[Option<u64>]) -> Result<(), String> {
+    pub(crate) fn check(&self, inputs: usize, outputs: &[OutputTensor]) -> Result<(), String> {
         if self.inputs.len() != inputs {
             return Err(format!(
                 "{ENTRY} names {} inputs, but the graph has {inputs}: write the file with baton.export",
                 self.inputs.len()
             ));
         }
-        let (names, classes) = (self.class_names.len() as u64, output.last().copied().flatten());
-        if names > 0 && classes != Some(names) {
+        let names = self.class_names.len() as u64;
+        if let ([output], 1..) = (outputs, names)
+            && output.shape.last().copied().flatten() != Some(names)
+        {
             return Err(format!(
                 "{ENTRY} names {names} classes, but the program returns {}: write the file with baton.export",
-                crate::program::shape_text(output)
+                crate::program::shape_text(&output.shape)
             ));
         }
         Ok(())

@@ -6,6 +6,10 @@ use std::{
 };
 
 use baton_model::{Block, Init, NetworkDescription, Tensor, TensorRole};
+use baton_recipe::{
+    JobSpec,
+    spec::{LossKind, TARGET_INPUT},
+};
 use serde::Deserialize;
 
 use crate::{
@@ -33,10 +37,10 @@ pub struct Program {
     pub constants: Vec<Constant>,
     /// The BatchNorms.
     pub norms: Vec<NormNode>,
-    /// The inputs of a batch.
-    pub input: InputTensor,
-    /// Shape of the outputs; `None` for sizes that depend on the input.
-    pub output: Vec<Option<u64>>,
+    /// The inputs of a batch, in the order of `forward`.
+    pub inputs: Vec<InputTensor>,
+    /// What it returns.
+    pub outputs: Vec<OutputTensor>,
     /// What `baton.export` wrote about it; `None` if plain `torch.export.save` wrote the file.
     pub metadata: Option<ExportMetadata>,
     /// The operators.
@@ -79,6 +83,29 @@ pub struct InputTensor {
     /// Most samples of a batch, if there is a limit.
     pub max_samples: Option<u64>,
 }
+
+/// What the program returns.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OutputTensor {
+    /// Its key, if the program returns a dictionary.
+    pub name: Option<String>,
+    /// Shape; `None` for sizes that depend on the input.
+    pub shape: Vec<Option<u64>>,
+}
+
+/// Which input of a program is which; indices into [`Program::inputs`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct InputRoles {
+    /// Images or arrays of `data.input_field`.
+    pub main: usize,
+    /// Those of `data.extra_fields`, in their order.
+    pub extras: Vec<usize>,
+    /// The target, if the program computes the loss.
+    pub target: Option<usize>,
+}
+
+/// Key of the loss of each sample.
+pub const LOSS_OUTPUT: &str = "loss";
 
 /// Fewest samples that `torch.export` can leave open. It treats 1 differently only where PyTorch itself does.
 const SMALLEST_OPEN_SIZE: i64 = 2;
@@ -129,11 +156,13 @@ impl Program {
         }
         let graph = &program.graph_module.graph;
         flattener.add(graph, &mut scope, FlattenSettings::OUTERMOST)?;
-        let (output, output_meta) = output(&program.graph_module, &scope)?;
+        let (output_values, outputs) = outputs(&program.graph_module, &scope)?;
         let Flattener { values, nodes } = flattener;
-        let GraphInputs { parameters, buffers, values: sources, input } = inputs;
-        let input = input.ok_or("takes no input: give it a tensor of samples")?;
-        let mut graph = Graph { values, inputs: Vec::new(), nodes, output };
+        let GraphInputs { parameters, buffers, values: sources, inputs } = inputs;
+        if inputs.is_empty() {
+            return Err("takes no input: give it a tensor of samples".to_owned());
+        }
+        let mut graph = Graph { values, inputs: Vec::new(), nodes, outputs: output_values };
         let buffer_of = |value: ValueId| match sources.get(&value) {
             Some(InputOrigin::Buffer(index)) => Some(*index),
             _ => None,
@@ -157,7 +186,7 @@ impl Program {
         for (value, origin) in &sources {
             let source = match origin {
                 InputOrigin::Parameter(index) => InputSource::Parameter(*index),
-                InputOrigin::Input => InputSource::Input,
+                InputOrigin::Input(index) => InputSource::Input(*index),
                 InputOrigin::Buffer(index) => match roles.get(index) {
                     Some(statistic) => InputSource::Statistic(*statistic),
                     // An export counts the updates itself.
@@ -177,18 +206,24 @@ impl Program {
         graph.set_last_uses();
         archive.digest("data/", &mut digest);
         let min_batch = min_batch(&found, &program.graph_module.graph);
-        let mut input = input.finish(&program.range_constraints)?;
-        let output = shape(&output_meta.sizes);
+        let inputs = inputs.into_iter().map(|input| input.finish(&program.range_constraints));
+        let mut inputs: Vec<InputTensor> = inputs.collect::<Result<_, _>>()?;
         let metadata = ExportMetadata::read(&archive)?;
         if let Some(metadata) = &metadata {
-            metadata.check(1, &output)?;
-            input.name.clone_from(&metadata.inputs[0]);
+            metadata.check(inputs.len(), &outputs)?;
+        }
+        let in_code =
+            signature(&program.graph_module).and_then(|call| call.forward_arg_names.as_ref());
+        let names = metadata.as_ref().map(|metadata| &metadata.inputs).or(in_code);
+        // An argument that is a list or None stands for several inputs, or none.
+        if let Some(names) = names.filter(|names| names.len() == inputs.len()) {
+            inputs.iter_mut().zip(names).for_each(|(input, name)| input.name.clone_from(name));
         }
         Ok(Self {
             path: path.to_owned(),
             torch_version: versions.torch_version,
-            input,
-            output,
+            inputs,
+            outputs,
             metadata,
             parameters,
             statistics,
@@ -201,24 +236,25 @@ impl Program {
         })
     }
 
-    /// Checks that it can be trained by a recipe with this number of outputs and this normalisation of images.
+    /// Checks that it can be trained by a recipe, and says what its inputs are.
     ///
     /// # Errors
-    /// It returns another shape, expects other images, or cannot be evaluated or exported.
-    pub fn fits(&self, outputs: u32, normalisation: &Normalisation) -> Result<(), Error> {
-        if self.output != [None, Some(u64::from(outputs))] {
-            let shape = shape_text(&self.output);
-            return Err(self.error(format!(
-                "returns {shape}, but the recipe has model.num_classes = {outputs}: it must return (samples, {outputs})"
-            )));
-        }
+    /// It takes or returns something else, expects other images, lacks a parameter that the recipe names, or cannot be
+    /// evaluated or exported.
+    pub fn fits(&self, spec: &JobSpec) -> Result<InputRoles, Error> {
+        let roles = self.roles(spec).map_err(|problem| self.error(problem))?;
+        self.check_outputs(spec).map_err(|problem| self.error(problem))?;
+        let normalisation = Normalisation { mean: spec.data.mean, std: spec.data.std };
         let expected = self.metadata.as_ref().and_then(|metadata| metadata.normalisation);
-        if let Some(expected) = expected.filter(|expected| !expected.is_close_to(normalisation)) {
+        if let Some(expected) = expected.filter(|expected| !expected.is_close_to(&normalisation)) {
             return Err(self.error(format!(
                 "expects images of {expected}, but the recipe has {normalisation}: set the recipe to the program's, or \
                  export it with those of the recipe"
             )));
         }
+        let parameters = self.parameters.iter().flat_map(Parameter::names);
+        let statistics = self.statistics.iter().map(|tensor| tensor.name.as_str());
+        spec.model.check_patterns(parameters, statistics).map_err(|problem| self.error(problem))?;
         if let Some(constant) = self.persistent_constants().find(|constant| {
             !matches!(constant.tensor.dtype, Dtype::F32 | Dtype::I64 | Dtype::I32 | Dtype::Bool)
         }) {
@@ -228,7 +264,93 @@ impl Program {
                 dtype.name()
             )));
         }
-        self.evaluation().map(drop)
+        self.evaluation().map(|_| roles)
+    }
+
+    /// Which input is which.
+    fn roles(&self, spec: &JobSpec) -> Result<InputRoles, String> {
+        let all =
+            || self.inputs.iter().map(|input| input.name.as_str()).collect::<Vec<_>>().join(", ");
+        let index = |name: &str, why: &str| {
+            let found = self.inputs.iter().position(|input| input.name == name);
+            found.ok_or_else(|| format!("takes no input {name}, {why}; its inputs are {}", all()))
+        };
+        let extras =
+            spec.data.extra_fields.iter().map(|name| index(name, "which data.extra_fields names"));
+        let extras: Vec<usize> = extras.collect::<Result<_, _>>()?;
+        let target = match spec.loss.kind {
+            LossKind::Program => Some(index(
+                TARGET_INPUT,
+                "but with loss.kind = \"program\" it must compute the loss from it",
+            )?),
+            _ => None,
+        };
+        let is_main = |index: &usize| !extras.contains(index) && Some(*index) != target;
+        let rest: Vec<usize> = (0..self.inputs.len()).filter(is_main).collect();
+        match rest.as_slice() {
+            [main] => Ok(InputRoles { main: *main, extras, target }),
+            _ => Err(format!(
+                "takes {}, but data.input_field and data.extra_fields are {} of them: name the fields of the data set for \
+                 all inputs but the first in data.extra_fields",
+                all(),
+                1 + extras.len()
+            )),
+        }
+    }
+
+    fn check_outputs(&self, spec: &JobSpec) -> Result<(), String> {
+        if spec.loss.kind == LossKind::Program {
+            return self.check_losses(&spec.loss.metrics);
+        }
+        let classes = spec.model.num_classes;
+        match self.outputs.as_slice() {
+            [output] if output.shape == [None, Some(u64::from(classes))] => Ok(()),
+            outputs => {
+                let shapes: Vec<String> =
+                    outputs.iter().map(|output| shape_text(&output.shape)).collect();
+                Err(format!(
+                    "returns {}, but the recipe has model.num_classes = {classes}: it must return (samples, {classes})",
+                    shapes.join(" and ")
+                ))
+            }
+        }
+    }
+
+    fn check_losses(&self, metrics: &[String]) -> Result<(), String> {
+        for output in &self.outputs {
+            let name = output.name.as_deref().unwrap_or(LOSS_OUTPUT);
+            if output.shape != [None] {
+                return Err(format!(
+                    "returns {name} of shape {}, but it must be one number for each sample: reduction=\"none\"",
+                    shape_text(&output.shape)
+                ));
+            }
+        }
+        match self.loss_outputs(metrics) {
+            Some(found) if found.len() == self.outputs.len() => Ok(()),
+            _ => {
+                let names =
+                    self.outputs.iter().map(|output| output.name.as_deref().unwrap_or("a tensor"));
+                Err(format!(
+                    "returns {}, but the recipe needs a dictionary of {LOSS_OUTPUT} and loss.metrics = [{}]",
+                    names.collect::<Vec<_>>().join(", "),
+                    metrics.join(", ")
+                ))
+            }
+        }
+    }
+
+    /// Where the loss and these metrics are among the outputs. A program that returns one tensor returns the loss.
+    #[must_use]
+    pub fn loss_outputs(&self, metrics: &[String]) -> Option<Vec<usize>> {
+        if let ([OutputTensor { name: None, .. }], []) = (self.outputs.as_slice(), metrics) {
+            return Some(vec![0]);
+        }
+        let index = |name: &str| {
+            self.outputs.iter().position(|output| output.name.as_deref() == Some(name))
+        };
+        let names = std::iter::once(LOSS_OUTPUT).chain(metrics.iter().map(String::as_str));
+        names.map(index).collect()
     }
 
     /// The graph for evaluation.
@@ -383,7 +505,7 @@ impl<'a> Stored<'a> {
 enum InputOrigin {
     Parameter(usize),
     Buffer(usize),
-    Input,
+    Input(usize),
 }
 
 /// The inputs of the graph while they are read.
@@ -392,10 +514,10 @@ struct GraphInputs {
     parameters: Vec<Parameter>,
     buffers: Vec<Constant>,
     values: BTreeMap<ValueId, InputOrigin>,
-    input: Option<OpenInput>,
+    inputs: Vec<OpenInput>,
 }
 
-/// The user's input, with the symbol of its number of samples.
+/// An input, with the symbol of its number of samples.
 struct OpenInput {
     name: String,
     dtype: Dtype,
@@ -422,20 +544,14 @@ impl GraphInputs {
                 (&arg.name, self.buffer(tensor_constant_name, false, stored)?)
             }
             InputSpec::UserInput { arg: schema::Argument::AsTensor(name) } => {
-                if let Some(first) = &self.input {
-                    return Err(format!(
-                        "takes several inputs, {} and {}: export a module whose forward takes one tensor",
-                        first.name, name.name
-                    ));
-                }
                 let meta = graph.tensor_values.get(&name.name);
                 let meta =
                     meta.ok_or_else(|| format!("does not describe its input {}", name.name))?;
                 let dtype = Dtype::of(meta.dtype)
                     .ok_or_else(|| format!("input {} has an unknown type", name.name))?;
                 let sizes = meta.sizes.clone();
-                self.input = Some(OpenInput { name: name.name.clone(), dtype, sizes });
-                (&name.name, InputOrigin::Input)
+                self.inputs.push(OpenInput { name: name.name.clone(), dtype, sizes });
+                (&name.name, InputOrigin::Input(self.inputs.len() - 1))
             }
             // A constant argument such as None or True: it is part of the nodes already.
             InputSpec::UserInput { .. } | InputSpec::ConstantInput(_) => return Ok(None),
@@ -517,15 +633,44 @@ fn shape(sizes: &[JsonSize]) -> Vec<Option<u64>> {
     sizes.iter().map(size).collect()
 }
 
-/// The value that the program returns, with its description.
-fn output(
+/// The whole program's signature.
+fn signature(module: &schema::GraphModule) -> Option<&schema::CallSignature> {
+    module.module_call_graph.first()?.signature.as_ref()
+}
+
+/// Keys of the outputs, if the program returns a dictionary of tensors.
+fn output_names(module: &schema::GraphModule) -> Option<Vec<String>> {
+    let (_version, spec): (u64, schema::TreeSpec) =
+        serde_json::from_str(&signature(module)?.out_spec).ok()?;
+    let names: Vec<String> = match spec.kind.as_deref() {
+        Some("builtins.dict") => serde_json::from_str(&spec.context?).ok()?,
+        _ => return None,
+    };
+    (names.len() == spec.children_spec.len()).then_some(names)
+}
+
+/// The values that the program returns, with their descriptions.
+fn outputs(
     module: &schema::GraphModule,
     scope: &Scope,
-) -> Result<(ValueId, schema::TensorMeta), String> {
-    let mut outputs = Vec::new();
+) -> Result<(Vec<ValueId>, Vec<OutputTensor>), String> {
+    let (mut values, mut outputs) = (Vec::new(), Vec::new());
     for spec in &module.signature.output_specs {
         match spec {
-            OutputSpec::UserOutput { arg } => outputs.push(arg),
+            OutputSpec::UserOutput { arg: schema::Argument::AsTensor(name) } => {
+                let meta = module.graph.tensor_values.get(&name.name);
+                let value = scope.get(&name.name).copied();
+                let (value, meta) = value.zip(meta).ok_or_else(|| {
+                    format!("does not make its output {}: it is damaged", name.name)
+                })?;
+                values.push(value);
+                outputs.push(OutputTensor { name: None, shape: shape(&meta.sizes) });
+            }
+            OutputSpec::UserOutput { .. } => {
+                return Err("returns something else than tensors: export a module that returns a tensor of shape \
+                            (samples, outputs)"
+                    .to_owned());
+            }
             OutputSpec::BufferMutation { buffer_name: name }
             | OutputSpec::ParameterMutation { parameter_name: name }
             | OutputSpec::UserInputMutation { user_input_name: name } => {
@@ -544,15 +689,13 @@ fn output(
             }
         }
     }
-    let [schema::Argument::AsTensor(name)] = outputs.as_slice() else {
-        return Err(format!(
-            "returns {} values: export a module that returns one tensor of shape (samples, outputs)",
-            outputs.len()
-        ));
-    };
-    let meta = module.graph.tensor_values.get(&name.name).cloned();
-    let value = scope.get(&name.name).copied();
-    value.zip(meta).ok_or_else(|| format!("does not make its output {}: it is damaged", name.name))
+    if let Some(names) = output_names(module).filter(|names| names.len() == outputs.len()) {
+        outputs.iter_mut().zip(names).for_each(|(output, name)| output.name = Some(name));
+    }
+    match outputs.is_empty() {
+        true => Err("returns nothing: export a module that returns a tensor".to_owned()),
+        false => Ok((values, outputs)),
+    }
 }
 
 /// Whether a buffer is BatchNorm's number of updates.

@@ -39,6 +39,33 @@ pub(crate) struct RangeConstraint {
 pub(crate) struct GraphModule {
     pub(crate) graph: Graph,
     pub(crate) signature: Signature,
+    /// The signatures of modules; the first is the whole program's.
+    #[serde(default)]
+    pub(crate) module_call_graph: Vec<ModuleCall>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct ModuleCall {
+    pub(crate) signature: Option<CallSignature>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+pub(crate) struct CallSignature {
+    /// JSON that describes how the outputs are nested.
+    #[serde(default)]
+    pub(crate) out_spec: String,
+    pub(crate) forward_arg_names: Option<Vec<String>>,
+}
+
+/// How values are nested, in `out_spec`.
+#[derive(Debug, Deserialize)]
+pub(crate) struct TreeSpec {
+    /// `None` for a value.
+    #[serde(rename = "type")]
+    pub(crate) kind: Option<String>,
+    /// For a dictionary, JSON with its keys.
+    pub(crate) context: Option<String>,
+    pub(crate) children_spec: Vec<IgnoredAny>,
 }
 
 #[derive(Debug, Deserialize)]

@@ -4,7 +4,10 @@
 
 use std::{fs, path::PathBuf};
 
-use baton_program::{Argument, Dtype, Error, ExportTask, InputSource, Normalisation, Program};
+use baton_program::{
+    Argument, Dtype, Error, ExportTask, InputRoles, InputSource, Normalisation, Program,
+};
+use baton_recipe::JobSpec;
 use tempfile::TempDir;
 
 /// What a recipe has by default.
@@ -13,6 +16,20 @@ const IMAGENET: Normalisation =
 
 fn fixture(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
+}
+
+/// A recipe for a program with ten outputs, and ImageNet's normalisation.
+fn recipe(changes: &[&str]) -> JobSpec {
+    let text = r#"
+        name = "test"
+        model = { arch = "program", program = "net.pt2", num_classes = 10 }
+        data = { train = "train.beton", val = "val.beton" }
+        train = { epochs = 1, global_batch = 8, resolution = 8, virtual_ranks = 1 }
+        optimizer = { kind = "sgd" }
+        schedule = { kind = "constant", lr = 0.1 }
+    "#;
+    let changes: Vec<String> = changes.iter().map(|change| (*change).to_owned()).collect();
+    JobSpec::from_toml(text, &changes).unwrap()
 }
 
 fn small() -> Program {
@@ -94,10 +111,10 @@ fn the_description_has_what_training_changes_and_what_the_state_dict_keeps() {
 #[test]
 fn inputs_and_outputs_are_known() {
     let program = small();
-    assert_eq!(program.input.name, "x");
-    assert_eq!(program.input.shape, [None, Some(3), Some(8), Some(8)]);
-    assert_eq!(program.input.max_samples, Some(256));
-    assert_eq!(program.output, [None, Some(10)]);
+    assert_eq!(program.inputs[0].name, "x");
+    assert_eq!(program.inputs[0].shape, [None, Some(3), Some(8), Some(8)]);
+    assert_eq!(program.inputs[0].max_samples, Some(256));
+    assert_eq!(program.outputs[0].shape, [None, Some(10)]);
     assert_eq!(program.min_batch, 1);
     assert_eq!(program.norms[0].momentum, 0.3);
 }
@@ -161,7 +178,7 @@ fn every_value_is_made_before_it_is_used_and_released_once() {
         }
     }
     // What is left is the output, and inputs that nobody uses.
-    assert!(alive[graph.output.0 as usize]);
+    assert!(alive[graph.outputs[0].0 as usize]);
     let unused = graph.inputs.iter().filter(|(value, _)| alive[value.0 as usize]);
     let unused: Vec<InputSource> = unused.map(|(_, source)| *source).collect();
     assert!(
@@ -240,7 +257,7 @@ fn program_of(entries: &[(String, Vec<u8>)]) -> Result<Program, Error> {
     let path = folder.path().join("changed.pt2");
     fs::write(&path, zip(&entries)).unwrap();
     let program = Program::read(&path)?;
-    program.fits(10, &IMAGENET).map(|()| program)
+    program.fits(&recipe(&[])).map(|_| program)
 }
 
 /// The error of the program whose graph has `new` in place of `old`.
@@ -275,15 +292,63 @@ fn what_export_wrote_is_known() {
     );
     let program = with_metadata(&metadata(&text)).unwrap();
     // `forward` has another name than the graph.
-    assert_eq!(program.input.name, "pixels");
+    assert_eq!(program.inputs[0].name, "pixels");
     let found = program.metadata.clone().unwrap();
     assert_eq!(found.task, ExportTask::Classification);
     assert_eq!(found.inputs, ["pixels"]);
     assert_eq!(found.class_names, names);
     assert_eq!(found.normalisation, Some(IMAGENET));
     // Rounding is no contradiction.
-    let rounded = Normalisation { mean: [123.68, 116.28, 103.53], ..IMAGENET };
-    program.fits(10, &rounded).unwrap();
+    program.fits(&recipe(&["data.mean=[123.68, 116.28, 103.53]"])).unwrap();
+}
+
+/// A recipe for `with_loss.pt2`.
+const LOSS: [&str; 3] = [
+    "loss={ kind='program', metrics=['accuracy', 'digit_error'] }",
+    "data.extra_fields=['label']",
+    "model.num_classes=1",
+];
+
+#[test]
+fn a_program_that_computes_its_loss_takes_fields_by_name() {
+    let program = Program::read(&fixture("with_loss.pt2")).unwrap();
+    let names: Vec<_> = program.inputs.iter().map(|input| input.name.as_str()).collect();
+    assert_eq!(names, ["x", "label", "target"]);
+    let returned: Vec<_> =
+        program.outputs.iter().map(|output| output.name.as_deref().unwrap()).collect();
+    assert_eq!(returned, ["loss", "accuracy", "digit_error"]);
+    let roles = program.fits(&recipe(&LOSS)).unwrap();
+    assert_eq!(roles, InputRoles { main: 0, extras: vec![1], target: Some(2) });
+    let metrics = ["digit_error".to_owned(), "accuracy".to_owned()];
+    assert_eq!(program.loss_outputs(&metrics), Some(vec![0, 2, 1]));
+}
+
+#[test]
+fn a_recipe_that_does_not_fit_the_inputs_or_outputs_is_refused_with_a_remedy() {
+    let program = Program::read(&fixture("with_loss.pt2")).unwrap();
+    let refused = |program: &Program, changes: &[&str]| {
+        program.fits(&recipe(changes)).unwrap_err().to_string()
+    };
+    for (changes, expected) in [
+        (
+            &[][..],
+            "takes x, label, target, but data.input_field and data.extra_fields are 1 of them",
+        ),
+        (
+            &["data.extra_fields=['age']"],
+            "takes no input age, which data.extra_fields names; its inputs are x, label, target",
+        ),
+        (&[LOSS[0], LOSS[2]], "are 1 of them"),
+        (
+            &["loss={ kind='program', metrics=['accuracy'] }", LOSS[1], LOSS[2]],
+            "returns loss, accuracy, digit_error, but the recipe needs a dictionary of loss and loss.metrics = [accuracy]",
+        ),
+    ] {
+        let error = refused(&program, changes);
+        assert!(error.contains(expected), "{error}");
+    }
+    let error = refused(&small(), &[LOSS[0], LOSS[2]]);
+    assert!(error.contains("takes no input target, but with loss.kind = \"program\""), "{error}");
 }
 
 #[test]

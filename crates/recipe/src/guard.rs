@@ -286,11 +286,11 @@ mod tests {
     #[test]
     fn only_a_score_far_worse_than_the_best_is_a_collapse() {
         let guard = Guard::default();
-        let top1 = |best, score| collapse(task::find("top1")?, best, score, &guard);
+        let top1 = |best, score| collapse(&task::find("top1"), best, score, &guard);
         assert_eq!(top1(0.8, 0.3), None);
         assert!(top1(0.8, 0.1).is_some());
 
-        let loss = |best, score| collapse(task::find("loss")?, best, score, &guard);
+        let loss = |best, score| collapse(&task::find("loss"), best, score, &guard);
         assert_eq!(loss(0.5, 1.9), None);
         assert_eq!(loss(0.5, 0.1), None);
         let collapsed = loss(0.5, 2.1).unwrap();
@@ -300,8 +300,8 @@ mod tests {
     #[test]
     fn a_score_at_the_bound_is_not_a_collapse_and_a_guard_that_is_off_finds_none() {
         let guard = Guard::default();
-        let top1 = |score, guard| collapse(task::find("top1").unwrap(), 0.8, score, guard);
-        let loss = |score, guard| collapse(task::find("loss").unwrap(), 0.5, score, guard);
+        let top1 = |score, guard| collapse(&task::find("top1"), 0.8, score, guard);
+        let loss = |score, guard| collapse(&task::find("loss"), 0.5, score, guard);
         assert_eq!((top1(0.2, &guard), loss(2.0, &guard)), (None, None), "the bound itself");
         let off = Guard { enabled: false, ..Guard::default() };
         assert_eq!((top1(0.0, &off), loss(9.0, &off)), (None, None));

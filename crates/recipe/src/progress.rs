@@ -152,8 +152,7 @@ impl Accuracy {
     #[must_use]
     pub fn is_better_than(&self, other: &Self) -> bool {
         let Some((name, value)) = self.score() else { return false };
-        let is_better =
-            |other| task::find(name).is_none_or(|metric| metric.is_better(value, other));
+        let is_better = |other| task::find(name).is_better(value, other);
         other.get(name).is_none_or(is_better)
     }
 }
@@ -437,9 +436,9 @@ impl TrainingPlan {
     fn would_end(&self, progress: &Progress) -> Option<String> {
         let found = [progress.last_evaluation.as_ref()?].into_iter().chain(&progress.last_ema);
         if let Some(target) = &self.target
-            && let Some(metric) = task::find(&target.metric)
+            && let metric = task::find(&target.metric)
             && let Some(value) = found
-                .filter_map(|found| found.get(metric.name))
+                .filter_map(|found| found.get(&metric.name))
                 .reduce(|raw, ema| if metric.is_better(ema, raw) { ema } else { raw })
                 .filter(|value| *value == target.value || metric.is_better(*value, target.value))
         {

@@ -1,14 +1,16 @@
 //! The metrics that a job's evaluations report.
 
-use crate::JobSpec;
+use std::borrow::Cow;
+
+use crate::{JobSpec, spec::LossKind};
 
 /// A metric that every evaluation reports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Metric {
     /// Name in recipes, messages and files.
-    pub name: &'static str,
+    pub name: Cow<'static, str>,
     /// Name for people.
-    pub title: &'static str,
+    pub title: Cow<'static, str>,
     /// Which values are better.
     pub direction: MetricDirection,
     /// How the values of all samples are combined.
@@ -50,31 +52,52 @@ const REGRESSION: &[Metric] = &[
     LOSS,
 ];
 
+/// Ends of the names of a program's metrics of which lower values are better.
+pub const LOWER_IS_BETTER: [&str; 3] = ["loss", "error", "perplexity"];
+
 /// The metrics that evaluations of `spec` report. By default, the first one decides which evaluation is best.
 #[must_use]
-pub fn metrics(spec: &JobSpec) -> &'static [Metric] {
-    if spec.loss.kind.is_regression() { REGRESSION } else { CLASSIFICATION }
+pub fn metrics(spec: &JobSpec) -> Vec<Metric> {
+    match spec.loss.kind {
+        LossKind::CrossEntropy => CLASSIFICATION.to_vec(),
+        LossKind::Mse | LossKind::Huber => REGRESSION.to_vec(),
+        LossKind::Program => {
+            let own = spec.loss.metrics.iter().map(|name| find(name));
+            own.chain([LOSS]).collect()
+        }
+    }
 }
 
 /// Like [`metrics`], but with the metric of `evaluation.best` first.
 #[must_use]
-pub fn best_first(spec: &JobSpec) -> Vec<&'static Metric> {
-    let mut metrics: Vec<_> = metrics(spec).iter().collect();
+pub fn best_first(spec: &JobSpec) -> Vec<Metric> {
+    let mut metrics = metrics(spec);
     // The sort is stable, so the others keep their order.
-    metrics.sort_by_key(|metric| Some(metric.name) != spec.evaluation.best.as_deref());
+    metrics.sort_by_key(|metric| Some(&*metric.name) != spec.evaluation.best.as_deref());
     metrics
 }
 
-/// The metric of this name, of any task.
+/// The metric of this name. If no task has it, a program returns it: a mean over all samples, of which higher values are
+/// better unless its name ends as one of [`LOWER_IS_BETTER`].
 #[must_use]
-pub fn find(name: &str) -> Option<&'static Metric> {
-    [CLASSIFICATION, REGRESSION].into_iter().flatten().find(|metric| metric.name == name)
+pub fn find(name: &str) -> Metric {
+    let mut known = [CLASSIFICATION, REGRESSION].into_iter().flatten();
+    known.find(|metric| metric.name == name).cloned().unwrap_or_else(|| Metric {
+        name: name.to_owned().into(),
+        title: name.to_owned().into(),
+        direction: match LOWER_IS_BETTER.iter().any(|end| name.ends_with(end)) {
+            true => MetricDirection::Lower,
+            false => MetricDirection::Higher,
+        },
+        reduction: Reduction::Mean,
+        is_fraction: false,
+    })
 }
 
 /// The title of the metric of this name.
 #[must_use]
-pub fn title(name: &str) -> &str {
-    find(name).map_or(name, |metric| metric.title)
+pub fn title(name: &str) -> String {
+    find(name).title.into_owned()
 }
 
 /// Title and value of a metric for people: `top-1 78.06 %` or `Spearman 0.9120`.
@@ -86,9 +109,9 @@ pub fn display((name, value): &(String, f64)) -> String {
 /// A value of the metric of this name for people: `78.06 %` or `0.9120`.
 #[must_use]
 pub fn display_value(name: &str, value: f64) -> String {
-    match find(name) {
-        Some(Metric { is_fraction: true, .. }) => format!("{:.2} %", value * 100.0),
-        _ => format!("{value:.4}"),
+    match find(name).is_fraction {
+        true => format!("{:.2} %", value * 100.0),
+        false => format!("{value:.4}"),
     }
 }
 
@@ -109,11 +132,23 @@ const fn mean(
     direction: MetricDirection,
     is_fraction: bool,
 ) -> Metric {
-    Metric { name, title, direction, reduction: Reduction::Mean, is_fraction }
+    Metric {
+        name: Cow::Borrowed(name),
+        title: Cow::Borrowed(title),
+        direction,
+        reduction: Reduction::Mean,
+        is_fraction,
+    }
 }
 
 const fn of_all(name: &'static str, title: &'static str, direction: MetricDirection) -> Metric {
-    Metric { name, title, direction, reduction: Reduction::AllSamples, is_fraction: false }
+    Metric {
+        name: Cow::Borrowed(name),
+        title: Cow::Borrowed(title),
+        direction,
+        reduction: Reduction::AllSamples,
+        is_fraction: false,
+    }
 }
 
 #[cfg(test)]
@@ -122,11 +157,12 @@ mod tests {
 
     #[test]
     fn the_direction_decides_which_value_is_better() {
-        let is_better = |name, value, other| find(name).unwrap().is_better(value, other);
+        let is_better = |name, value, other| find(name).is_better(value, other);
         assert!(is_better("top1", 0.8, 0.7) && !is_better("top1", 0.7, 0.7));
         assert!(is_better("loss", 0.7, 0.8) && !is_better("loss", 0.7, f64::NAN));
-        assert_eq!(find("perplexity"), None);
-        assert_eq!((title("mae"), title("perplexity")), ("MAE", "perplexity"));
+        assert_eq!((title("mae").as_str(), title("perplexity").as_str()), ("MAE", "perplexity"));
+        assert!(is_better("perplexity", 7.0, 8.0) && is_better("angle_error", 0.1, 0.2));
+        assert!(is_better("accuracy", 0.8, 0.7) && is_better("loss_reduction", 0.2, 0.1));
         assert_eq!(display(&("top1".to_owned(), 0.78064)), "top-1 78.06 %");
         assert_eq!(display(&("mae".to_owned(), 0.5)), "MAE 0.5000");
     }

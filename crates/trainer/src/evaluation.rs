@@ -15,6 +15,7 @@ use baton_recipe::{
     JobSpec,
     fit::Fit,
     progress::{Accuracy, Extent},
+    spec::LossKind,
     task::{self, Reduction},
 };
 use serde::{Deserialize, Serialize};
@@ -262,11 +263,18 @@ pub fn combine_evaluations(evaluations: &[&BatchEvaluation], spec: &JobSpec) -> 
         let correlation = |value: f64| if value.is_finite() { value } else { 0.0 };
         Fit { mae: finite(mae), pearson: correlation(pearson), spearman: correlation(spearman) }
     });
-    let right = (mean("top1"), mean("top5"));
-    let mut accuracy =
-        Accuracy::from_legacy_fields(sums.count, finite(share(sums.loss)), right, fit);
+    let loss = finite(share(sums.loss));
+    let mut accuracy = match spec.loss.kind {
+        LossKind::Program => {
+            let own =
+                means.iter().map(|(metric, sum)| (metric.name.to_string(), finite(share(**sum))));
+            let metrics = own.chain([("loss".to_owned(), loss)]).collect();
+            Accuracy { samples: sums.count, metrics }
+        }
+        _ => Accuracy::from_legacy_fields(sums.count, loss, (mean("top1"), mean("top5")), fit),
+    };
     let order = task::best_first(spec);
-    accuracy.metrics.sort_by_key(|(name, _)| order.iter().position(|metric| metric.name == name));
+    accuracy.metrics.sort_by_key(|(name, _)| order.iter().position(|metric| metric.name == *name));
     accuracy
 }
 

@@ -436,7 +436,7 @@ impl<L: Learner> Trainer<L> {
         let collapse = || {
             let (name, score) = raw.score()?;
             let best = progress.best.as_ref()?.1.get(name)?;
-            guard::collapse(task::find(name)?, best, score, &spec.guard)
+            guard::collapse(&task::find(name), best, score, &spec.guard)
         };
         if let Some(divergence) = collapse() {
             let lr = learning_rate(spec, self.job.inputs.plan(), progress);

@@ -8,6 +8,7 @@ use baton_recipe::{
     guard::{BatchMark, Diagnosis, LossWatch},
     progress::Progress,
     schedule::learning_rate,
+    spec::LossKind,
 };
 
 use crate::{
@@ -59,7 +60,7 @@ pub(crate) fn read<L: Learner>(
     spec: &JobSpec,
 ) -> Result<StepMetrics, Error> {
     let tail = pending.total.tail()?;
-    let [loss, top1, count, .., norm, loss_scale] = tail.map(f64::from);
+    let [loss, first_metric, count, .., norm, loss_scale] = tail.map(f64::from);
     let loss = loss / count.max(1.0);
     let finite = |value: f64| value.is_finite().then_some(value);
     let NextStep { update, batch, ref report, .. } = pending.step;
@@ -76,9 +77,17 @@ pub(crate) fn read<L: Learner>(
         })));
     }
     *watch = watched;
+    let top1 = "top1".to_owned();
+    let name = match spec.loss.kind {
+        LossKind::Program => spec.loss.metrics.first(),
+        _ => Some(&top1),
+    };
     let report = StepReport {
         loss,
-        metrics: [("top1".to_owned(), top1 / count.max(1.0))].into(),
+        metrics: name
+            .map(|name| (name.clone(), first_metric / count.max(1.0)))
+            .into_iter()
+            .collect(),
         gradient_norm: finite(norm),
         loss_scale: (loss_scale != 0.0).then_some(loss_scale),
         ..report.clone()

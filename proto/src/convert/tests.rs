@@ -366,7 +366,7 @@ fn every_number_is_in_the_right_field() {
             metrics: vec![
                 metric("loss", 4.0, 2, false),
                 metric("top5", 6.0, 1, true),
-                metric("perplexity", 8.0, 0, false),
+                metric("perplexity", 8.0, 2, false),
             ],
             ..v1::Accuracy::default()
         }),

@@ -27,12 +27,11 @@ same_variants!(Extent, v1::Extent, [Subset, Full]);
 impl From<(String, f64)> for v1::Metric {
     fn from((name, value): (String, f64)) -> Self {
         use v1::metric::Direction;
-        let known = task::find(&name);
-        let direction = known.map_or(Direction::Unspecified, |metric| match metric.direction {
+        let task::Metric { direction, is_fraction, .. } = task::find(&name);
+        let direction = match direction {
             task::MetricDirection::Higher => Direction::Higher,
             task::MetricDirection::Lower => Direction::Lower,
-        });
-        let is_fraction = known.is_some_and(|metric| metric.is_fraction);
+        };
         Self { name, value, direction: direction.into(), is_fraction }
     }
 }

@@ -35,16 +35,22 @@ impl Labels {
 pub(crate) enum LabelColumn {
     /// Classes, or any integers.
     Classes(IntColumn),
-    /// One integer target per sample.
+    /// Targets.
+    Values(ValueColumn),
+}
+
+/// A field whose values become f32.
+pub(crate) enum ValueColumn {
+    /// One integer per sample.
     Int(IntColumn),
-    /// One floating-point target per sample.
+    /// One floating-point number per sample.
     Float(FloatColumn),
-    /// One or more targets per sample.
+    /// An array per sample.
     Array(ArrayColumn),
 }
 
-/// Types of fields that can contain targets.
-const TARGETS: [FieldType; 4] =
+/// Types of fields whose values can become f32.
+const VALUES: [FieldType; 4] =
     [FieldType::Float, FieldType::Int, FieldType::NdArray, FieldType::TorchTensor];
 
 impl LabelColumn {
@@ -64,7 +70,10 @@ impl LabelColumn {
             Labels::Ints => Ok(()),
             Labels::Classes(num_classes) => self.check_classes(beton, num_classes),
             Labels::Values(_) if source.on_bad_sample == OnBadSample::Skip => Ok(()),
-            Labels::Values(_) => self.check_targets(beton, &source.label_field),
+            Labels::Values(_) => match self {
+                Self::Classes(_) => Ok(()),
+                Self::Values(column) => column.check(beton, &source.label_field),
+            },
         }
     }
 
@@ -79,23 +88,11 @@ impl LabelColumn {
         Ok(())
     }
 
-    /// Targets in the pages are not read here, because that would read the whole file; they are checked when they are
-    /// used.
-    fn check_targets(&self, beton: &Beton, name: &str) -> Result<(), Error> {
-        match self {
-            Self::Classes(_) | Self::Int(_) => Ok(()),
-            Self::Float(column) => {
-                (0..beton.len()).try_for_each(|sample| beton.float_as_f32(column, sample).map(drop))
-            }
-            Self::Array(_) => beton.check_values(beton.field(name, &TARGETS)?),
-        }
-    }
-
     /// The class of a sample; 0 for a regression.
     pub(crate) fn class(&self, beton: &Beton, sample: u64) -> Result<i64, Error> {
         match self {
             Self::Classes(column) => beton.int(column, sample),
-            Self::Int(_) | Self::Float(_) | Self::Array(_) => Ok(0),
+            Self::Values(_) => Ok(0),
         }
     }
 
@@ -107,12 +104,59 @@ impl LabelColumn {
         buffer: &mut Vec<u8>,
         targets: &mut Vec<f32>,
     ) -> Result<(), Error> {
-        targets.clear();
         match self {
-            Self::Classes(_) => {}
-            Self::Int(column) => targets.push(beton.int(column, sample)? as f32),
-            Self::Float(column) => targets.push(beton.float_as_f32(column, sample)?),
-            Self::Array(column) => beton.array_as_f32(column, sample, buffer, targets)?,
+            Self::Classes(_) => {
+                targets.clear();
+                Ok(())
+            }
+            Self::Values(column) => column.read(beton, sample, buffer, targets),
+        }
+    }
+}
+
+impl ValueColumn {
+    /// Finds the field.
+    pub(super) fn find(beton: &Beton, name: &str) -> Result<Self, Error> {
+        Ok(match beton.field(name, &VALUES)?.kind {
+            FieldType::Int => Self::Int(beton.int_column(name)?),
+            FieldType::Float => Self::Float(beton.float_column(name)?),
+            _ => Self::Array(beton.array_column(name)?),
+        })
+    }
+
+    /// Values per sample.
+    pub(super) fn len(&self) -> u64 {
+        match self {
+            Self::Int(_) | Self::Float(_) => 1,
+            Self::Array(column) => column.array_type().elements(),
+        }
+    }
+
+    /// Checks the values of all samples. Those in the pages are not read here, because that would read the whole file;
+    /// they are checked when they are used.
+    pub(super) fn check(&self, beton: &Beton, name: &str) -> Result<(), Error> {
+        match self {
+            Self::Int(_) => Ok(()),
+            Self::Float(column) => {
+                (0..beton.len()).try_for_each(|sample| beton.float_as_f32(column, sample).map(drop))
+            }
+            Self::Array(_) => beton.check_values(beton.field(name, &VALUES)?),
+        }
+    }
+
+    /// Reads the values of a sample. `buffer` is scratch memory.
+    pub(crate) fn read(
+        &self,
+        beton: &Beton,
+        sample: u64,
+        buffer: &mut Vec<u8>,
+        values: &mut Vec<f32>,
+    ) -> Result<(), Error> {
+        values.clear();
+        match self {
+            Self::Int(column) => values.push(beton.int(column, sample)? as f32),
+            Self::Float(column) => values.push(beton.float_as_f32(column, sample)?),
+            Self::Array(column) => beton.array_as_f32(column, sample, buffer, values)?,
         }
         Ok(())
     }
@@ -122,7 +166,7 @@ fn classes(beton: &Beton, name: &str) -> Result<LabelColumn, Error> {
     // If the field has values instead of classes, the user may have meant a regression.
     let field = beton.fields().iter().find(|field| field.name == name);
     match field.map(|field| field.kind) {
-        Some(found) if found != FieldType::Int && TARGETS.contains(&found) => {
+        Some(found) if found != FieldType::Int && VALUES.contains(&found) => {
             Err(beton.file_error(FileFault::NoClasses { name: name.to_owned(), found }))
         }
         _ => Ok(LabelColumn::Classes(beton.int_column(name)?)),
@@ -130,17 +174,11 @@ fn classes(beton: &Beton, name: &str) -> Result<LabelColumn, Error> {
 }
 
 fn targets(beton: &Beton, name: &str, outputs: u32) -> Result<LabelColumn, Error> {
-    let (column, found) = match beton.field(name, &TARGETS)?.kind {
-        FieldType::Int => (LabelColumn::Int(beton.int_column(name)?), 1),
-        FieldType::Float => (LabelColumn::Float(beton.float_column(name)?), 1),
-        _ => {
-            let column = beton.array_column(name)?;
-            let elements = column.array_type().elements();
-            (LabelColumn::Array(column), elements)
+    let column = ValueColumn::find(beton, name)?;
+    match column.len() {
+        found if found == u64::from(outputs) => Ok(LabelColumn::Values(column)),
+        found => {
+            Err(beton.file_error(FileFault::Outputs { name: name.to_owned(), found, outputs }))
         }
-    };
-    if found == u64::from(outputs) {
-        return Ok(column);
     }
-    Err(beton.file_error(FileFault::Outputs { name: name.to_owned(), found, outputs }))
 }

@@ -22,7 +22,7 @@ pub use self::{
     request::{Preprocessing, Request},
 };
 use self::{
-    queue::{BatchQueue, NextBatch, SampleResult},
+    queue::{BatchContents, BatchQueue, NextBatch, SampleResult},
     work::Worker,
 };
 use crate::{Batch, Dataset, Error};
@@ -86,8 +86,12 @@ impl Loader {
         requests: impl Iterator<Item = Request> + Send + 'static,
     ) -> Self {
         let capacity = options.prefetch.max(1);
-        let input_type = dataset.input_type().clone();
-        let queue = BatchQueue::new(Box::new(requests), capacity, input_type, dataset.labels());
+        let contents = BatchContents {
+            input_type: dataset.input_type().clone(),
+            extra_lens: dataset.extra_lens().to_vec(),
+            labels: dataset.labels(),
+        };
+        let queue = BatchQueue::new(Box::new(requests), capacity, contents);
         let shared = Arc::new(SharedState {
             dataset,
             state: Mutex::new(LoaderState { queue, stats: LoaderStats::default() }),

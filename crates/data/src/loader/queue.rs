@@ -14,8 +14,7 @@ type Requests = Box<dyn Iterator<Item = Request> + Send>;
 pub(super) struct BatchQueue {
     /// `None` once there are no more requests, or no more are needed.
     requests: Option<Requests>,
-    input_type: InputType,
-    labels: Labels,
+    contents: BatchContents,
     open: VecDeque<OpenBatch>,
     /// Number of the first open batch, counted from the start of the loader.
     first: u64,
@@ -26,6 +25,15 @@ pub(super) struct BatchQueue {
     /// An error that belongs to no batch.
     failure: Option<Error>,
     stopped: bool,
+}
+
+/// What batches contain.
+#[derive(Clone, Debug)]
+pub(super) struct BatchContents {
+    pub(super) input_type: InputType,
+    /// Values per sample of each extra field.
+    pub(super) extra_lens: Vec<u64>,
+    pub(super) labels: Labels,
 }
 
 /// A sample that one thread prepares, and the memory for it, to which only this thread writes.
@@ -49,6 +57,8 @@ pub(super) struct SampleResult<'a> {
     pub(super) sample: Option<(u64, i64)>,
     /// Elements of its array; empty for images.
     pub(super) values: &'a [f32],
+    /// Values of the extra fields.
+    pub(super) extras: &'a [Vec<f32>],
     /// Target values; empty for a classification.
     pub(super) targets: &'a [f32],
     /// Number of skipped bad samples.
@@ -67,16 +77,10 @@ pub(super) enum NextBatch {
 }
 
 impl BatchQueue {
-    pub(super) fn new(
-        requests: Requests,
-        capacity: usize,
-        input_type: InputType,
-        labels: Labels,
-    ) -> Self {
+    pub(super) fn new(requests: Requests, capacity: usize, contents: BatchContents) -> Self {
         Self {
             requests: Some(requests),
-            input_type,
-            labels,
+            contents,
             open: VecDeque::new(),
             first: 0,
             capacity,
@@ -105,7 +109,7 @@ impl BatchQueue {
             };
             read_ahead = Some(request.samples.clone());
             let memory = self.spare.pop().unwrap_or_default();
-            let open = OpenBatch::new(request, &self.input_type, self.labels, memory);
+            let open = OpenBatch::new(request, &self.contents, memory);
             self.open.push_back(open);
         }
     }
@@ -216,7 +220,8 @@ struct OpenBatch {
 }
 
 impl OpenBatch {
-    fn new(request: Request, input_type: &InputType, labels: Labels, mut batch: Batch) -> Self {
+    fn new(request: Request, contents: &BatchContents, mut batch: Batch) -> Self {
+        let BatchContents { input_type, extra_lens, labels } = contents;
         let Request { epoch, samples, preprocessing } = request;
         let missing = samples.len();
         let side = preprocessing.resolution() as usize;
@@ -246,6 +251,11 @@ impl OpenBatch {
                 Inputs::Arrays { values, shape: shape.clone() }
             }
         };
+        batch.extras.resize_with(extra_lens.len(), Vec::new);
+        for (values, len) in batch.extras.iter_mut().zip(extra_lens) {
+            values.clear();
+            values.resize(missing * *len as usize, 0.0);
+        }
         let has_targets = matches!(labels, Labels::Values(_));
         batch.labels.clear();
         batch.labels.resize(if has_targets { 0 } else { missing }, 0);
@@ -294,6 +304,9 @@ impl OpenBatch {
         self.batch.samples[position] = sample;
         if let Some(slot) = self.batch.labels.get_mut(position) {
             *slot = label;
+        }
+        for (values, all) in result.extras.iter().zip(&mut self.batch.extras) {
+            put(values, position, all);
         }
         put(result.targets, position, &mut self.batch.targets);
         if let Inputs::Arrays { values, .. } = &mut self.batch.inputs {
@@ -352,17 +365,19 @@ mod tests {
     }
 
     fn queue(capacity: usize, requests: &[&[u64]]) -> BatchQueue {
-        queue_of(capacity, requests, InputType::Image, Labels::Ints)
+        queue_of(capacity, requests, InputType::Image, vec![], Labels::Ints)
     }
 
     fn queue_of(
         capacity: usize,
         requests: &[&[u64]],
-        inputs: InputType,
+        input_type: InputType,
+        extra_lens: Vec<u64>,
         labels: Labels,
     ) -> BatchQueue {
         let requests: Vec<_> = requests.iter().map(|samples| request(samples)).collect();
-        BatchQueue::new(Box::new(requests.into_iter()), capacity, inputs, labels)
+        let contents = BatchContents { input_type, extra_lens, labels };
+        BatchQueue::new(Box::new(requests.into_iter()), capacity, contents)
     }
 
     fn claims(queue: &mut BatchQueue) -> Vec<Claim> {
@@ -370,11 +385,11 @@ mod tests {
     }
 
     fn result(sample: Option<(u64, i64)>) -> Result<SampleResult<'static>, Error> {
-        let (values, targets) = (&[], &[]);
         Ok(SampleResult {
             sample,
-            values,
-            targets,
+            values: &[],
+            extras: &[],
+            targets: &[],
             skipped: 0,
             last_fault: None,
             busy: Duration::ZERO,
@@ -523,14 +538,17 @@ mod tests {
     #[test]
     fn values_are_stored_at_their_positions_and_their_memory_is_reused() {
         let (inputs, labels) = (InputType::Array(vec![3]), Labels::Values(2));
-        let mut queue = queue_of(1, &[&[1, 2, 3], &[4, 5], &[6, 7, 8]], inputs, labels);
+        let requests: [&[u64]; 3] = [&[1, 2, 3], &[4, 5], &[6, 7, 8]];
+        let mut queue = queue_of(1, &requests, inputs, vec![1, 2], labels);
         let mut memory = Vec::new();
         for kept in [vec![1, 3], vec![4, 5], vec![6, 7, 8]] {
             for claim in claims(&mut queue).into_iter().rev() {
                 let sample = (claim.sample != 2).then_some((claim.sample, 0));
                 let (value, target) = (claim.sample as f32, -(claim.sample as f32));
                 let (values, targets) = (&[value; 3], &[target; 2]);
-                let result = SampleResult { sample, values, targets, ..result(None).unwrap() };
+                let extras = &[vec![value], vec![target; 2]];
+                let result =
+                    SampleResult { sample, values, extras, targets, ..result(None).unwrap() };
                 queue.finish(claim, Ok(result));
             }
             let batch = batch(&mut queue);
@@ -540,9 +558,10 @@ mod tests {
                 kept.iter().flat_map(|sample| vec![sign * *sample as f32; count]).collect()
             };
             assert_eq!(batch.targets, each(2, -1.0));
+            assert_eq!(batch.extras, [each(1, 1.0), each(2, -1.0)]);
             let Inputs::Arrays { values, .. } = &batch.inputs else { panic!("no arrays") };
             assert_eq!(*values, each(3, 1.0));
-            memory.push((batch.targets.as_ptr(), values.as_ptr()));
+            memory.push((batch.targets.as_ptr(), values.as_ptr(), batch.extras[1].as_ptr()));
             queue.recycle(batch);
         }
         assert_eq!(memory, [memory[0]; 3]);

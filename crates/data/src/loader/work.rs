@@ -24,6 +24,8 @@ pub(super) struct Worker<'a> {
     array: Vec<u8>,
     /// Elements of the last array.
     values: Vec<f32>,
+    /// Values of the extra fields of the last sample.
+    extras: Vec<Vec<f32>>,
     /// Target values of the last sample.
     targets: Vec<f32>,
 }
@@ -31,7 +33,8 @@ pub(super) struct Worker<'a> {
 impl<'a> Worker<'a> {
     pub(super) fn new(dataset: &'a Dataset) -> Result<Self, Error> {
         let (array, values, targets) = (Vec::new(), Vec::new(), Vec::new());
-        Ok(Self { dataset, decoder: Decoder::new()?, array, values, targets })
+        let extras = vec![Vec::new(); dataset.extra_lens().len()];
+        Ok(Self { dataset, decoder: Decoder::new()?, array, values, extras, targets })
     }
 
     /// Prepares the claimed sample. If it is bad and bad samples are skipped, training uses the next good sample of the
@@ -60,8 +63,15 @@ impl<'a> Worker<'a> {
                 break None;
             }
         };
-        let (values, targets) = (&self.values, &self.targets);
-        Ok(SampleResult { sample, values, targets, skipped, last_fault, busy: started.elapsed() })
+        Ok(SampleResult {
+            sample,
+            values: &self.values,
+            extras: &self.extras,
+            targets: &self.targets,
+            skipped,
+            last_fault,
+            busy: started.elapsed(),
+        })
     }
 
     /// Prepares a sample: writes pixels to the claim's memory, values to this thread's buffers. Returns its class.
@@ -82,7 +92,10 @@ impl<'a> Worker<'a> {
                 shard.beton.array_as_f32(column, local, &mut self.array, &mut self.values)?;
             }
         }
-        let Shard { beton, labels, .. } = &*shard;
+        let Shard { beton, extras, labels, .. } = &*shard;
+        for (column, values) in extras.iter().zip(&mut self.extras) {
+            column.read(beton, local, &mut self.array, values)?;
+        }
         labels.read_targets(beton, local, &mut self.array, &mut self.targets)?;
         labels.class(beton, local)
     }

@@ -16,6 +16,10 @@ pub struct Data {
     /// Name of the field with the model's input: RGB images, or arrays for `resnet34_1d` and `linear`.
     #[serde(default = "input_field")]
     pub input_field: String,
+    /// Names of further fields that a program takes as inputs of these names: Int, Float, arrays. Their values become
+    /// float32, in which integers are exact up to 16,777,216, and then what the program takes.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub extra_fields: Vec<String>,
     /// Name of the field with the target: Int for classes, Int or Float for a regression.
     #[serde(default = "label_field")]
     pub label_field: String,
@@ -144,4 +148,29 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
     );
     rules.within("data.decode_threads", data.decode_threads, 1..=256);
     rules.within("data.prefetch_batches", data.prefetch_batches, 1..=64);
+    extra_fields(spec, rules);
 }
+
+fn extra_fields(spec: &JobSpec, rules: &mut Rules) {
+    let fields = &spec.data.extra_fields;
+    if fields.is_empty() {
+        return;
+    }
+    let listed = || format!("[{}]", fields.join(", "));
+    let mut check = |is_met, rule| rules.check(is_met, "data.extra_fields", listed(), rule);
+    check(
+        spec.model.arch.is_program(),
+        "are inputs of a program: remove them, or set model.arch = \"program\"",
+    );
+    let is_unique = |index: usize| !fields[..index].contains(&fields[index]);
+    let is_free = |name: &String| *name != spec.data.input_field && name != TARGET_INPUT;
+    check(
+        fields.iter().all(is_free) && (0..fields.len()).all(is_unique),
+        "must be different names, other than data.input_field and target",
+    );
+    let mixes = spec.augment.mixup_alpha != 0.0 || spec.augment.cutmix_probability != 0.0;
+    check(!mixes, "cannot be mixed: set augment.mixup_alpha and augment.cutmix_probability to 0");
+}
+
+/// Name of a program's input that takes the target, if the program itself returns the loss.
+pub const TARGET_INPUT: &str = "target";

@@ -73,7 +73,7 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
 
 /// Checks that a name is a metric of the recipe's task.
 pub(super) fn check_metric(spec: &JobSpec, field: &'static str, name: &str, rules: &mut Rules) {
-    let names: Vec<&str> = task::metrics(spec).iter().map(|metric| metric.name).collect();
+    let names: Vec<_> = task::metrics(spec).into_iter().map(|metric| metric.name).collect();
     let rule = format!("is not a metric of this recipe; its metrics are {}", names.join(", "));
-    rules.check(names.contains(&name), field, name, &rule);
+    rules.check(names.iter().any(|known| known == name), field, name, &rule);
 }

@@ -65,7 +65,7 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
     let share = "must be above 0 and at most 1, e.g. 0.78 for 78 %";
     if let Some(Target { metric, value }) = &limits.target {
         check_metric(spec, "limits.target.metric", metric, rules);
-        let is_fraction = task::find(metric).is_some_and(|metric| metric.is_fraction);
+        let is_fraction = task::find(metric).is_fraction;
         let fits = value.is_finite() && (!is_fraction || (0.0 < *value && *value <= 1.0));
         let rule = if is_fraction { share } else { "must be a number" };
         rules.check(fits, "limits.target.value", value, rule);

@@ -9,7 +9,8 @@ use super::{JobSpec, rules::Rules};
 #[serde(deny_unknown_fields, default)]
 pub struct LossSpec {
     /// `cross_entropy`: classification; `mse`, `huber`: regression, which is evaluated by the mean absolute error and
-    /// the correlations of Pearson and Spearman; by default, Spearman's decides which evaluation is best.
+    /// the correlations of Pearson and Spearman; by default, Spearman's decides which evaluation is best; `program`: a
+    /// program takes the target as its input `target` and returns the loss of each sample.
     pub kind: LossKind,
     /// Fraction of the target that is spread over all classes, in [0, 1) (Szegedy et al. 2016, §7); classification
     /// only.
@@ -17,11 +18,20 @@ pub struct LossSpec {
     /// Distance from the target at which Huber's loss changes from quadratic to linear, above 0; as in
     /// `torch.nn.HuberLoss`.
     pub huber_delta: f64,
+    /// With `kind = "program"`: names of the metrics that the program returns beside the loss, by default the first
+    /// decides which evaluation is best. Of a name that ends with `loss`, `error` or `perplexity` lower values are better.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub metrics: Vec<String>,
 }
 
 impl Default for LossSpec {
     fn default() -> Self {
-        Self { kind: LossKind::CrossEntropy, label_smoothing: 0.0, huber_delta: 1.0 }
+        Self {
+            kind: LossKind::CrossEntropy,
+            label_smoothing: 0.0,
+            huber_delta: 1.0,
+            metrics: Vec::new(),
+        }
     }
 }
 
@@ -36,6 +46,8 @@ pub enum LossKind {
     Mse,
     /// Regression: Huber 1964, as in `torch.nn.HuberLoss`.
     Huber,
+    /// The program itself returns the loss.
+    Program,
 }
 
 impl LossKind {
@@ -49,6 +61,7 @@ impl LossKind {
 pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
     rules.below_1("loss.label_smoothing", spec.loss.label_smoothing);
     rules.positive("loss.huber_delta", spec.loss.huber_delta);
+    program(spec, rules);
     if spec.loss.kind.is_regression() {
         let only_classification =
             "is for classification only: set it to 0, or loss.kind = \"cross_entropy\"";
@@ -67,4 +80,35 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
             "is for classification only: remove it, or set loss.kind = \"cross_entropy\"",
         );
     }
+}
+
+/// Rules for a loss that a program returns.
+fn program(spec: &JobSpec, rules: &mut Rules) {
+    let (metrics, is_program) = (&spec.loss.metrics, spec.loss.kind == LossKind::Program);
+    let listed = format!("[{}]", metrics.join(", "));
+    if !is_program {
+        let rule = "are those of a program: remove them, or set loss.kind = \"program\"";
+        rules.check(metrics.is_empty(), "loss.metrics", listed, rule);
+        return;
+    }
+    rules.check(
+        spec.model.arch.is_program(),
+        "loss.kind",
+        "program",
+        "needs model.arch = \"program\"",
+    );
+    let is_name = |name: &String| {
+        let is_allowed =
+            |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
+        !name.is_empty() && name.bytes().all(is_allowed) && name != "loss"
+    };
+    let is_unique = |index: usize| !metrics[..index].contains(&metrics[index]);
+    rules.check(
+        metrics.iter().all(is_name) && (0..metrics.len()).all(is_unique),
+        "loss.metrics",
+        listed,
+        "must be different names of lower-case letters, digits and _, without loss",
+    );
+    let flip = "would average losses: remove it with loss.kind = \"program\"";
+    rules.check(!spec.evaluation.flip, "evaluation.flip", true, flip);
 }

@@ -45,7 +45,7 @@ pub use self::{
     augment::Augment,
     checkpoint::Checkpoint,
     cluster::{Cluster, CollectiveKind, DeviceChoice},
-    data::{Data, OnBadSample, Order, Resize},
+    data::{Data, OnBadSample, Order, Resize, TARGET_INPUT},
     difference::FieldDifference,
     ema::Ema,
     error::{Error, Violation},

@@ -19,7 +19,8 @@ pub struct ModelSpec {
     /// With `arch = "program"`: a file that `torch.export.save` wrote.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub program: String,
-    /// Number of outputs, at most 16777216: classes (at least 2), or values of a regression (at least 1).
+    /// Number of outputs, at most 16777216: classes (at least 2), or values of a regression (at least 1). With
+    /// `loss.kind = "program"`: number of values of the target.
     pub num_classes: u32,
     /// Initialize the last BatchNorm scale of every residual block with 0 (Goyal et al. 2017, §5.1).
     #[serde(default)]

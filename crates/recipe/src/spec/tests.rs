@@ -255,10 +255,10 @@ fn the_deprecated_key_of_a_target_has_the_same_meaning_and_is_reported() {
 
 #[test]
 fn the_first_metric_decides_the_best_evaluation_unless_the_recipe_names_another() {
-    let names = |entries: &[&str]| -> Vec<&str> {
+    let names = |entries: &[&str]| -> Vec<String> {
         let entries: Vec<String> = entries.iter().map(|&entry| entry.to_owned()).collect();
         let spec = JobSpec::from_toml(MINIMAL, &entries).unwrap();
-        crate::task::best_first(&spec).iter().map(|metric| metric.name).collect()
+        crate::task::best_first(&spec).into_iter().map(|metric| metric.name.into_owned()).collect()
     };
     assert_eq!(names(&[]), ["top1", "top5", "loss"]);
     assert_eq!(names(&["evaluation.best=loss"]), ["loss", "top1", "top5"]);

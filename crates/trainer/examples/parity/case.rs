@@ -85,7 +85,7 @@ impl Case {
             labels: part(&labels, number, count).to_vec(),
             targets: part(&targets, number, count).to_vec(),
             samples: (number * samples..(number + 1) * samples).map(|s| s as u64).collect(),
-            epoch: 0,
+            ..Batch::default()
         };
         Ok((0..count).map(batch).collect())
     }

@@ -12,7 +12,7 @@ pub(crate) fn results(case: &Case) -> Result<Named> {
     let mut leaf = learner.new_leaf()?;
     let mut results = Named::new();
     for (number, batch) in case.batches()?.iter().enumerate() {
-        let (images, _, mix) = learner.mixed(batch)?;
+        let (images, mix) = learner.mixed(batch)?;
         let loss = learner.gradient(batch, 1.0 / batch.len() as f32, &mut leaf)?;
         let mut add = |name, tensor| results.push((format!("{name}/{number}"), tensor));
         let lambda = match mix {

@@ -6,7 +6,7 @@ use baton_recipe::spec::Data;
 use bytemuck::cast_slice;
 use tch::{Device, Kind, Tensor};
 
-use super::failure::During;
+use super::{failure::During, network::NetworkInputs};
 use crate::learner::Error;
 
 /// Images become `(pixel - mean) / std` per channel, with pixels from 0 to 255; signals are not changed.
@@ -19,15 +19,6 @@ pub(super) struct DeviceInput {
     kind: Kind,
     /// Uploads to a GPU; `None` on a CPU.
     uploader: Option<BatchUploader>,
-}
-
-/// A batch on the device.
-pub(super) struct LoadedBatch {
-    /// Images, shape (samples, 3, resolution, resolution), in channels-last memory format if the network uses it; or
-    /// arrays, shape (samples, …).
-    pub(super) inputs: Tensor,
-    /// Labels, i64, shape (samples); or values, f32, shape (samples, outputs).
-    pub(super) targets: Tensor,
 }
 
 /// Uploads batches to a GPU.
@@ -72,18 +63,20 @@ impl DeviceInput {
     pub(super) fn prefetch(&mut self, batch: &Batch) -> Result<(), Error> {
         if let Some(uploader) = &mut self.uploader {
             uploader.discard_ahead()?;
-            let ticket = uploader.uploads.send(&[bytes_of(batch), bytes_of_targets(batch)])?;
+            let ticket = uploader.uploads.send(&parts(batch))?;
             uploader.ahead = Some((BatchIdentity::of(batch), ticket));
         }
         Ok(())
     }
 
     /// The batch on the device, normalised.
-    pub(super) fn load(&mut self, batch: &Batch) -> Result<LoadedBatch, Error> {
+    pub(super) fn load(&mut self, batch: &Batch) -> Result<NetworkInputs, Error> {
         let Some(uploader) = &mut self.uploader else {
             let inputs = flat_inputs(batch).and_then(|flat| self.normalise(batch, &flat));
-            return Ok(LoadedBatch {
-                inputs: inputs.during("copy inputs")?,
+            let extras = batch.extras.iter().map(|values| extra(batch, values));
+            return Ok(NetworkInputs {
+                main: inputs.during("copy inputs")?,
+                extras: extras.collect::<tch::Result<_>>().during("copy inputs")?,
                 targets: targets(batch).during("copy targets")?,
             });
         };
@@ -92,31 +85,31 @@ impl DeviceInput {
             other => {
                 uploader.ahead = other;
                 uploader.discard_ahead()?;
-                uploader.uploads.send(&[bytes_of(batch), bytes_of_targets(batch)])?
+                uploader.uploads.send(&parts(batch))?
             }
         };
         let address = uploader.uploads.receive(&ticket)?;
-        let (inputs, targets) = (address + ticket.offset(0), address + ticket.offset(1));
+        let addresses: Vec<u64> =
+            (0..parts(batch).len()).map(|part| address + ticket.offset(part)).collect();
         // SAFETY: `Uploads` keeps the memory valid for work that is queued on libtorch's stream before `release`.
         #[allow(unsafe_code)]
-        let loaded = unsafe { self.copy_from_device(batch, inputs, targets) }.during("copy inputs");
+        let loaded = unsafe { self.copy_from_device(batch, &addresses) }.during("copy inputs");
         if let Some(uploader) = &mut self.uploader {
             uploader.uploads.release(ticket)?;
         }
         loaded
     }
 
-    /// Queues copies of the data at these device addresses; the result contains no pointer to them.
+    /// Queues copies of the [`parts`] at these device addresses; the result contains no pointer to them.
     ///
     /// # Safety
-    /// The addresses are of this device, and as many bytes as `batch` has are valid there until the copies are made.
+    /// The addresses are of this device, and as many bytes as each part has are valid there until the copies are made.
     #[allow(unsafe_code)]
     unsafe fn copy_from_device(
         &self,
         batch: &Batch,
-        inputs: u64,
-        targets: u64,
-    ) -> tch::Result<LoadedBatch> {
+        addresses: &[u64],
+    ) -> tch::Result<NetworkInputs> {
         let view = |address: u64, shape: &[i64], kind: Kind| {
             let strides: Vec<i64> =
                 (1..=shape.len()).map(|axis| shape[axis..].iter().product()).collect();
@@ -127,13 +120,18 @@ impl DeviceInput {
             Inputs::Images { pixels, .. } => (pixels.len(), Kind::Uint8),
             Inputs::Arrays { values, .. } => (values.len(), Kind::Float),
         };
-        let flat = view(inputs, &[shape as i64], kind)?;
-        let inputs = self.normalise(batch, &flat)?;
+        let copy = |part: usize, shape: &[i64], kind: Kind| {
+            let uploaded = view(addresses[part], shape, kind)?;
+            let mut copy = uploaded.f_empty_like()?;
+            copy.f_copy_(&uploaded).map(|()| copy)
+        };
+        let main = self.normalise(batch, &view(addresses[0], &[shape as i64], kind)?)?;
         let (shape, kind) = target_shape(batch);
-        let uploaded = view(targets, &shape, kind)?;
-        let mut targets = uploaded.f_empty_like()?;
-        targets.f_copy_(&uploaded)?;
-        Ok(LoadedBatch { inputs, targets })
+        let targets = copy(1, &shape, kind)?;
+        let extras = batch.extras.iter().zip(2..);
+        let extras =
+            extras.map(|(values, part)| copy(part, &extra_shape(batch, values), Kind::Float));
+        Ok(NetworkInputs { main, extras: extras.collect::<tch::Result<_>>()?, targets })
     }
 
     /// Inputs that are normalised already, as the network takes them; images (samples, channels, height, width).
@@ -188,6 +186,12 @@ impl BatchIdentity {
     }
 }
 
+/// What is uploaded: inputs, targets, extra inputs.
+fn parts(batch: &Batch) -> Vec<&[u8]> {
+    let extras = batch.extras.iter().map(|values| cast_slice(values));
+    [bytes_of(batch), bytes_of_targets(batch)].into_iter().chain(extras).collect()
+}
+
 /// The inputs as bytes. Pixels are uploaded as bytes: a quarter of their size as f32.
 fn bytes_of(batch: &Batch) -> &[u8] {
     match &batch.inputs {
@@ -216,6 +220,16 @@ fn targets(batch: &Batch) -> tch::Result<Tensor> {
         true => Tensor::f_from_slice(&batch.targets)?.f_view(&shape[..]),
         false => Tensor::f_from_slice(&batch.labels),
     }
+}
+
+/// An extra input, f32, shape (samples, values).
+fn extra(batch: &Batch, values: &[f32]) -> tch::Result<Tensor> {
+    Tensor::f_from_slice(values)?.f_view(extra_shape(batch, values))
+}
+
+fn extra_shape(batch: &Batch, values: &[f32]) -> [i64; 2] {
+    let samples = batch.len();
+    [samples as i64, (values.len() / samples.max(1)) as i64]
 }
 
 fn target_shape(batch: &Batch) -> (Vec<i64>, Kind) {

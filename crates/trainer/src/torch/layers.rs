@@ -9,7 +9,7 @@ use super::{
     backward::Pass,
     failure::During,
     fused::{self, Epilogue, Fused},
-    network::{NetworkState, PassResult, TorchNetwork},
+    network::{NetworkInputs, NetworkState, PassResult, TorchNetwork},
     working,
 };
 use crate::learner::Error;
@@ -66,27 +66,28 @@ impl TorchNetwork for LayeredNetwork {
         self.kind
     }
 
-    fn prepared(&self, inputs: Tensor) -> Result<Tensor, Error> {
-        match inputs.dim() {
+    fn prepared(&self, inputs: NetworkInputs) -> Result<NetworkInputs, Error> {
+        let main = match inputs.main.dim() {
             // A signal (length) has one channel.
-            2 => inputs.f_unsqueeze(1).during("prepare inputs"),
-            _ => Ok(inputs),
-        }
+            2 => inputs.main.f_unsqueeze(1).during("prepare inputs")?,
+            _ => inputs.main,
+        };
+        Ok(NetworkInputs { main, ..inputs })
     }
 
     fn outputs(
         &self,
-        inputs: &Tensor,
+        inputs: &NetworkInputs,
         state: NetworkState<'_>,
         is_interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Tensor>, Error> {
-        let outputs = self.tensors(state).forward(&self.description, inputs, is_interrupted);
+        let outputs = self.tensors(state).forward(&self.description, &inputs.main, is_interrupted);
         outputs.during("forward pass")
     }
 
     fn gradients(
         &self,
-        inputs: &Tensor,
+        inputs: &NetworkInputs,
         state: NetworkState<'_>,
         _random: Draws,
         loss: &mut dyn FnMut(&Tensor) -> tch::Result<(Tensor, Tensor)>,
@@ -103,7 +104,7 @@ impl TorchNetwork for LayeredNetwork {
                 recompute: &self.recompute,
                 spare_statistics: &spare,
             };
-            pass.run(inputs, loss)
+            pass.run(&inputs.main, loss)
         };
         run().during("forward and backward pass")
     }

@@ -20,10 +20,10 @@ use super::{
     flat::{self, FlatLayout, FlatTensor, views},
     fused::Fused,
     init,
-    input::{DeviceInput, LoadedBatch, signal_shape},
+    input::{DeviceInput, signal_shape},
     layers::LayeredNetwork,
     mixing,
-    network::{NetworkState, TorchNetwork},
+    network::{NetworkInputs, NetworkState, TorchNetwork},
     optimizer::{Optimizer, Rates},
     program::ProgramNetwork,
     task::{self, Task},
@@ -240,8 +240,7 @@ impl TorchLearner {
     pub fn logits(&mut self, batch: &Batch, mode: BatchNormMode) -> Result<Tensor, Error> {
         let _no_grad = tch::no_grad_guard();
         self.refresh()?;
-        let LoadedBatch { inputs, .. } = self.input.load(batch)?;
-        let inputs = self.network.prepared(inputs)?;
+        let inputs = self.network.prepared(self.input.load(batch)?)?;
         let spare = self.running.f_zeros_like();
         let spare =
             spare.and_then(|spare| views(&self.layout.statistics, &spare, &self.frozen.masters));
@@ -256,16 +255,20 @@ impl TorchLearner {
         outputs.ok_or_else(|| Error::Recipe("the forward pass was interrupted".to_owned()))
     }
 
-    /// The network's inputs for a training batch, shape (samples, channels, …), its targets, and how both are mixed.
+    /// The network's inputs for a training batch, shape (samples, channels, …), and how they are mixed.
     ///
     /// # Errors
     /// The device failed; the number of input values does not match the batch's size and shape.
-    pub fn mixed(&mut self, batch: &Batch) -> Result<(Tensor, Tensor, Mix), Error> {
-        let LoadedBatch { inputs, targets } = self.input.load(batch)?;
-        let inputs = self.network.prepared(inputs)?;
+    pub fn mixed(&mut self, batch: &Batch) -> Result<(Tensor, Mix), Error> {
+        let (inputs, mix) = self.load_mixed(batch)?;
+        Ok((inputs.main, mix))
+    }
+
+    fn load_mixed(&mut self, batch: &Batch) -> Result<(NetworkInputs, Mix), Error> {
+        let inputs = self.network.prepared(self.input.load(batch)?)?;
         let mix = Mix::of_batch(self.recipe.seed, batch, &self.recipe.augment);
-        let mixed = mixing::inputs(&inputs, &mix).during("mix inputs")?;
-        Ok((mixed, targets, mix))
+        let main = mixing::inputs(&inputs.main, &mix).during("mix inputs")?;
+        Ok((NetworkInputs { main, ..inputs }, mix))
     }
 
     /// Copies of every weight and running statistic, on the CPU, with their names, in the order of a state dict.
@@ -352,10 +355,11 @@ impl TorchLearner {
     fn pass(
         &self,
         batch: &Batch,
-        (inputs, targets, mix): &(Tensor, Tensor, Mix),
+        (inputs, mix): &(NetworkInputs, Mix),
         scale: f32,
         leaf: &TorchLeaf,
     ) -> Result<TorchLoss, Error> {
+        let targets = &inputs.targets;
         let state = state(&self.working, &self.running_views, Some(&leaf.statistics_views));
         let factor = self.optimizer.loss_scale().during("loss scale")?;
         let mut loss = |outputs: &Tensor| {
@@ -421,16 +425,21 @@ impl TorchLearner {
     /// Outputs in evaluation mode, averaged with those for the mirrored images if the recipe requests it.
     fn evaluation_outputs(
         &self,
-        inputs: &Tensor,
+        inputs: &NetworkInputs,
         state: NetworkState<'_>,
         is_interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Tensor>, Error> {
-        let mut forward = |inputs: &Tensor| self.network.outputs(inputs, state, is_interrupted);
+        let mut forward =
+            |inputs: &NetworkInputs| self.network.outputs(inputs, state, is_interrupted);
         let Some(outputs) = forward(inputs)? else { return Ok(None) };
         if !self.recipe.flip {
             return Ok(Some(outputs));
         }
-        let mirrored = inputs.f_flip([-1]).during("mirror the images")?;
+        let mirrored = NetworkInputs {
+            main: inputs.main.f_flip([-1]).during("mirror the images")?,
+            extras: inputs.extras.iter().map(Tensor::shallow_clone).collect(),
+            targets: inputs.targets.shallow_clone(),
+        };
         let Some(mirrored) = forward(&mirrored)? else { return Ok(None) };
         let sum = outputs.f_add(&mirrored);
         sum.and_then(|sum| sum.f_div_scalar(2.0)).map(Some).during("average the outputs")
@@ -508,7 +517,7 @@ impl Learner for TorchLearner {
         }
         self.task.check(batch)?;
         self.refresh()?;
-        let mixed = self.mixed(batch)?;
+        let mixed = self.load_mixed(batch)?;
         // Momentum 1 multiplies the old value by 0, which would keep infinities and NaNs.
         let _ = leaf.statistics.f_zero_().during("clear statistics")?;
         self.pass(batch, &mixed, scale, leaf)
@@ -569,8 +578,7 @@ impl Learner for TorchLearner {
             averaged.working.cast.refresh(masters).during("cast weights")?;
         }
         self.task.check(batch)?;
-        let LoadedBatch { inputs, targets } = self.input.load(batch)?;
-        let inputs = self.network.prepared(inputs)?;
+        let inputs = self.network.prepared(self.input.load(batch)?)?;
         let state = match (weights, &self.averaged) {
             (EvaluatedWeights::Averaged, Some(averaged)) => {
                 state(&averaged.working, &averaged.running_views, None)
@@ -579,7 +587,7 @@ impl Learner for TorchLearner {
         };
         let outputs = self.evaluation_outputs(&inputs, state, is_interrupted)?;
         let Some(outputs) = outputs else { return Ok(None) };
-        self.task.evaluate(batch, &outputs, &targets).during("loss and metrics").map(Some)
+        self.task.evaluate(batch, &outputs, &inputs.targets).during("loss and metrics").map(Some)
     }
 
     fn program(&self) -> Option<&str> {

@@ -37,11 +37,11 @@ pub(super) trait TorchNetwork: Debug + Send {
         Ok(None)
     }
 
-    /// The inputs (samples, …), with each sample's shape in the data, in the form that it takes.
+    /// The inputs, with each sample's shape in the data, in the form that it takes.
     ///
     /// # Errors
     /// It does not take inputs of this shape.
-    fn prepared(&self, inputs: Tensor) -> Result<Tensor, Error>;
+    fn prepared(&self, inputs: NetworkInputs) -> Result<NetworkInputs, Error>;
 
     /// Number format of its inputs.
     fn input_kind(&self) -> Kind;
@@ -53,7 +53,7 @@ pub(super) trait TorchNetwork: Debug + Send {
     /// The device failed.
     fn outputs(
         &self,
-        inputs: &Tensor,
+        inputs: &NetworkInputs,
         state: NetworkState<'_>,
         is_interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Tensor>, Error>;
@@ -65,11 +65,23 @@ pub(super) trait TorchNetwork: Debug + Send {
     /// The device failed.
     fn gradients(
         &self,
-        inputs: &Tensor,
+        inputs: &NetworkInputs,
         state: NetworkState<'_>,
         random: Draws,
         loss: &mut dyn FnMut(&Tensor) -> tch::Result<(Tensor, Tensor)>,
     ) -> Result<PassResult, Error>;
+}
+
+/// A batch on the device.
+#[derive(Debug)]
+pub(super) struct NetworkInputs {
+    /// Images, shape (samples, 3, resolution, resolution), in channels-last memory format if the network uses it; or
+    /// arrays, shape (samples, …).
+    pub(super) main: Tensor,
+    /// Values of the extra fields, f32, shape (samples, values) until they are prepared.
+    pub(super) extras: Vec<Tensor>,
+    /// Labels, i64, shape (samples); or values, f32, shape (samples, outputs).
+    pub(super) targets: Tensor,
 }
 
 /// The tensors that a pass uses; the lists have the order of those in the [`NetworkDescription`].

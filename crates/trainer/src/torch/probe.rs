@@ -1,6 +1,7 @@
 //! What one step of a network computes for given inputs, so that a user can compare it with PyTorch.
 
 use std::{
+    collections::BTreeMap,
     fs,
     path::{Path, PathBuf},
 };
@@ -14,6 +15,7 @@ use tch::{Kind, Tensor};
 use super::{
     failure::During,
     learner::{TorchLearner, copy_out, state},
+    network::NetworkInputs,
 };
 use crate::learner::Error;
 
@@ -23,6 +25,8 @@ pub struct ProbeBatch {
     path: PathBuf,
     /// As the network takes them, already normalised: images (samples, 3, height, width), or arrays (samples, …).
     inputs: Tensor,
+    /// The inputs that the recipe names in `data.extra_fields`.
+    extras: Vec<Tensor>,
     /// Classes, i64, (samples); or values, f32, (samples, outputs).
     targets: Tensor,
 }
@@ -37,35 +41,42 @@ pub struct Probe {
 }
 
 impl ProbeBatch {
-    /// Reads the tensors `input`, or `input.<name>`, and `target`.
+    /// Reads the tensors `input`, or `input.<name>`, and `target`. `extra_fields` are names of further inputs.
     ///
     /// # Errors
-    /// The file is not one of these two tensors.
-    pub fn read(path: &Path) -> Result<Self, Error> {
+    /// The file does not consist of these tensors.
+    pub fn read(path: &Path, extra_fields: &[String]) -> Result<Self, Error> {
         let fail = |problem: String| Error::Recipe(format!("inputs {}: {problem}", path.display()));
         let tensors = Tensor::read_safetensors(path).map_err(|error| fail(error.to_string()))?;
-        let (mut inputs, mut targets) = (None, None);
-        for (name, tensor) in tensors {
-            let place = match name.as_str() {
-                "target" => &mut targets,
-                "input" => &mut inputs,
-                name if name.starts_with("input.") => &mut inputs,
-                _ => return Err(fail(format!("{name} is neither input nor target: remove it"))),
-            };
-            if place.replace(tensor).is_some() {
-                return Err(fail("has several inputs: give one".to_owned()));
-            }
-        }
-        let lacks = |name: &str| fail(format!("has no tensor {name}"));
-        let (inputs, targets) =
-            (inputs.ok_or_else(|| lacks("input"))?, targets.ok_or_else(|| lacks("target"))?);
+        let mut tensors: BTreeMap<String, Tensor> = tensors.into_iter().collect();
         let samples = |tensor: &Tensor| tensor.size().first().copied().unwrap_or_default();
-        let sizes = (samples(&inputs), samples(&targets));
-        if sizes.0 != sizes.1 || sizes.0 == 0 {
-            let (inputs, targets) = sizes;
-            return Err(fail(format!("has {inputs} inputs and {targets} targets")));
+        let mut take = |name: String| {
+            tensors.remove(&name).ok_or_else(|| fail(format!("has no tensor {name}")))
+        };
+        let targets = take("target".to_owned())?;
+        let extras = extra_fields.iter().map(|field| take(format!("input.{field}")));
+        let extras: Vec<Tensor> = extras.collect::<Result<_, _>>()?;
+        let mut rest = tensors.into_iter();
+        let (inputs, other) = match (rest.next(), rest.next()) {
+            (Some((name, inputs)), other) if name.split('.').next() == Some("input") => {
+                (inputs, other.map(|(name, _)| name))
+            }
+            (Some((name, _)), _) => (Tensor::new(), Some(name)),
+            (None, _) => return Err(fail("has no tensor input".to_owned())),
+        };
+        if let Some(name) = other {
+            return Err(fail(format!(
+                "{name} is neither the input nor the target: remove it, or name it in data.extra_fields"
+            )));
         }
-        Ok(Self { path: path.to_owned(), inputs, targets })
+        let expected = samples(&targets);
+        if let Some(found) = extras.iter().chain([&inputs]).map(samples).find(|n| *n != expected) {
+            return Err(fail(format!("has {found} inputs and {expected} targets")));
+        }
+        if expected == 0 {
+            return Err(fail("has no samples".to_owned()));
+        }
+        Ok(Self { path: path.to_owned(), inputs, extras, targets })
     }
 
     /// The type of the inputs, which decides how many channels a network of `crates/model` gets.
@@ -86,12 +97,14 @@ impl ProbeBatch {
         let samples = sizes.first().copied().unwrap_or_default();
         let values = self.targets.numel() as i64;
         let fits = match is_regression {
-            true => kind == Kind::Float && values == samples * i64::from(outputs),
+            true => {
+                [Kind::Float, Kind::Int64].contains(&kind) && values == samples * i64::from(outputs)
+            }
             false => kind == Kind::Int64 && values == samples,
         };
         if !fits {
             let expected = match is_regression {
-                true => format!("float32 of shape (samples, {outputs})"),
+                true => format!("float32 or int64 of shape (samples, {outputs})"),
                 false => "int64 of shape (samples)".to_owned(),
             };
             return Err(Error::Recipe(format!(
@@ -99,8 +112,14 @@ impl ProbeBatch {
                 self.path.display()
             )));
         }
-        let shape = if is_regression { vec![samples, outputs.into()] } else { vec![samples] };
-        self.targets.f_reshape(shape).during("read the targets")
+        let shaped = match is_regression {
+            true => self
+                .targets
+                .f_to_kind(Kind::Float)
+                .and_then(|targets| targets.f_reshape([samples, outputs.into()])),
+            false => self.targets.f_reshape([samples]),
+        };
+        shaped.during("read the targets")
     }
 }
 
@@ -137,15 +156,21 @@ impl TorchLearner {
             ..Batch::default()
         })?;
         self.refresh()?;
-        let inputs = self.input.placed(&batch.inputs).during("copy inputs")?;
+        let main = self.input.placed(&batch.inputs).during("copy inputs")?;
+        let targets = targets.f_to_device(main.device()).during("copy targets")?;
+        let extras = batch
+            .extras
+            .iter()
+            .map(|extra| extra.f_to_kind(Kind::Float)?.f_to_device(main.device()));
+        let extras = extras.collect::<tch::Result<_>>().during("copy inputs")?;
+        let inputs = NetworkInputs { main, extras, targets };
         let inputs = self.network.prepared(inputs)?;
-        let targets = targets.f_to_device(inputs.device()).during("copy targets")?;
         let leaf = self.leaf().during("allocate a leaf")?;
         let state = state(&self.working, &self.running_views, Some(&leaf.statistics_views));
         let random = Draws::new(self.recipe.seed, 0, 0, RandomPurpose::Layer);
         let scale = 1.0 / samples as f32;
         let mut loss = |outputs: &Tensor| {
-            let loss = self.task.loss(outputs, &targets)?;
+            let loss = self.task.loss(outputs, &inputs.targets)?;
             let scaled = loss.f_mul_scalar(f64::from(scale))?;
             Ok((scaled.shallow_clone(), scaled))
         };

@@ -34,8 +34,8 @@ pub(crate) struct Args {
 #[derive(Debug, Serialize)]
 struct InspectedProgram {
     torch_version: String,
-    input: InspectedTensor,
-    output: InspectedTensor,
+    inputs: Vec<InspectedTensor>,
+    outputs: Vec<InspectedTensor>,
     /// What `baton.export` wrote; `null` in a file by plain `torch.export.save`.
     metadata: Option<InspectedMetadata>,
     /// Most samples of a batch; absent without a limit.
@@ -104,15 +104,21 @@ fn inspected(path: &Path) -> Result<InspectedProgram, Error> {
         let counted = parameters.filter(|parameter| parameter.requires_grad || !trained_only);
         counted.map(|parameter| parameter.tensor.len()).sum()
     };
+    let inputs = program.inputs.iter().map(|input| InspectedTensor {
+        name: Some(input.name.clone()),
+        dtype: Some(input.dtype.name()),
+        shape: input.shape.clone(),
+    });
+    let outputs = program.outputs.iter().map(|output| InspectedTensor {
+        name: output.name.clone(),
+        dtype: None,
+        shape: output.shape.clone(),
+    });
     Ok(InspectedProgram {
-        input: InspectedTensor {
-            name: Some(program.input.name.clone()),
-            dtype: Some(program.input.dtype.name()),
-            shape: program.input.shape.clone(),
-        },
-        output: InspectedTensor { name: None, dtype: None, shape: program.output.clone() },
+        inputs: inputs.collect(),
+        outputs: outputs.collect(),
         metadata: program.metadata.as_ref().map(InspectedMetadata::from),
-        max_samples: program.input.max_samples,
+        max_samples: program.inputs.iter().filter_map(|input| input.max_samples).min(),
         parameters: program.parameters.len(),
         parameter_values: values(false),
         trained_values: values(true),
@@ -126,16 +132,14 @@ fn inspected(path: &Path) -> Result<InspectedProgram, Error> {
 
 fn text(found: &InspectedProgram) -> String {
     let most = found.max_samples.map_or(String::new(), |most| format!(", at most {most} samples"));
-    let InspectedTensor { name, dtype, shape } = &found.input;
-    let name = name.as_deref().unwrap_or_default();
-    let mut text = format!(
-        "written by PyTorch {}\ninput       {name} {} {}{most}\noutput      {}\n",
-        found.torch_version,
-        dtype.unwrap_or_default(),
-        shape_text(shape),
-        shape_text(&found.output.shape),
-    );
+    let mut text = format!("written by PyTorch {}\n", found.torch_version);
     // Writing to a string never fails.
+    for input in &found.inputs {
+        let _ = writeln!(text, "input       {}{most}", described(input));
+    }
+    for output in &found.outputs {
+        let _ = writeln!(text, "output      {}", described(output));
+    }
     if let Some(InspectedMetadata { task, class_names, mean, std, .. }) = &found.metadata {
         let _ = writeln!(text, "task        {}", task.name());
         if !class_names.is_empty() {
@@ -159,6 +163,12 @@ fn text(found: &InspectedProgram) -> String {
         let _ = writeln!(text, "{calls:>6}  {operator}");
     }
     text
+}
+
+/// Name, type and shape, as far as they are known.
+fn described(InspectedTensor { name, dtype, shape }: &InspectedTensor) -> String {
+    let words = [name.as_deref(), *dtype].into_iter().flatten().map(str::to_owned);
+    words.chain([shape_text(shape)]).collect::<Vec<_>>().join(" ")
 }
 
 /// The first names of a list, and how many there are.

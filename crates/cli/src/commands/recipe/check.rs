@@ -7,7 +7,7 @@ use baton_plan::{
     MACHINES, Notice, PlanRequest, RecipePlan,
     notice::{EvaluationTime, missed_deadlines},
 };
-use baton_program::{Normalisation, Parameter, Program};
+use baton_program::Program;
 use baton_recipe::{
     InputKind, JobSpec,
     dry_run::{DryRun, MAX_SAMPLES},
@@ -128,17 +128,8 @@ fn check(path: &Path, args: &Args) -> CheckedRecipe {
 /// Why the program of a recipe cannot be trained.
 fn program_problem(spec: &JobSpec) -> Option<String> {
     let path = spec.model.arch.is_program().then(|| Path::new(&spec.model.program))?;
-    let normalisation = Normalisation { mean: spec.data.mean, std: spec.data.std };
-    let checked = Program::read(path).and_then(|program| {
-        program.fits(spec.model.num_classes, &normalisation)?;
-        let parameters = program.parameters.iter().flat_map(Parameter::names);
-        let statistics = program.statistics.iter().map(|tensor| tensor.name.as_str());
-        Ok(spec.model.check_patterns(parameters, statistics))
-    });
-    match checked {
-        Err(error) => Some(format!("model.program: {error}")),
-        Ok(patterns) => patterns.err(),
-    }
+    let checked = Program::read(path).and_then(|program| program.fits(spec));
+    checked.err().map(|error| format!("model.program: {error}"))
 }
 
 /// Estimated duration of an evaluation on every known machine. Empty if there is no estimate: on a CPU, for signals,

@@ -250,12 +250,10 @@ fn ends_early(spec: &JobSpec) -> String {
     let limits = &spec.limits;
     let ends = [
         limits.target().map(|Target { metric, value }| {
-            let title = task::title(&metric);
-            match task::find(&metric) {
-                Some(metric) if metric.is_fraction => {
-                    format!("complete at {title} {}", percent(value))
-                }
-                _ => format!("complete at {title} {value}"),
+            let task::Metric { title, is_fraction, .. } = task::find(&metric);
+            match is_fraction {
+                true => format!("complete at {title} {}", percent(value)),
+                false => format!("complete at {title} {value}"),
             }
         }),
         limits.patience.map(|patience| {

@@ -45,12 +45,12 @@ pub(super) fn draw(frame: &mut Frame<'_>, areas: &[Rect], state: &State, theme: 
     // The batches' metric may differ from the one by which evaluations are compared.
     let same_metric =
         curves.evaluation.is_none() || name(&curves.batch) == name(&curves.evaluation);
-    let score =
-        metric.filter(|_| !same_metric).map_or("validation", |metric| task::title(&metric.name));
+    let score = metric.filter(|_| !same_metric);
+    let score = score.map_or("validation".to_owned(), |metric| task::title(&metric.name));
     let curve = |name, points, style| Curve { name, points, style, marker: Marker::Braille };
     let mut accuracy = vec![
         curve("train", curves.batches.as_slice(), theme.dim()),
-        Curve { marker: Marker::Dot, ..curve(score, curves.score.as_slice(), theme.other()) },
+        Curve { marker: Marker::Dot, ..curve(&score, curves.score.as_slice(), theme.other()) },
     ];
     if !same_metric {
         accuracy.remove(0);

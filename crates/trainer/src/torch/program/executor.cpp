@@ -377,10 +377,10 @@ void baton_values_free(Values *values) {
 
 void baton_values_set(Values *values, uint32_t index, const Tensor *tensor) { values->values.at(index) = *tensor; }
 
-// The tensor at this index, which the caller owns; null if there is none.
-Tensor *baton_values_take(Values *values, uint32_t index) {
-    auto &value = values->values.at(index);
-    return value.isTensor() ? new Tensor(std::move(value).toTensor()) : nullptr;
+// A new reference to the tensor at this index, which the caller owns; null if there is none. Two outputs may be one value.
+Tensor *baton_values_get(const Values *values, uint32_t index) {
+    const auto &value = values->values.at(index);
+    return value.isTensor() ? new Tensor(value.toTensor()) : nullptr;
 }
 
 bool baton_graph_run(const Graph *graph, size_t node, Values *values, Run how, Message message) {

@@ -21,7 +21,7 @@ pub(super) struct Executor {
     nodes: Vec<NodeSettings>,
     inputs: Vec<(ValueId, InputSource)>,
     values: u32,
-    output: ValueId,
+    outputs: Vec<ValueId>,
 }
 
 #[derive(Debug)]
@@ -63,7 +63,7 @@ impl Executor {
             nodes: Vec::with_capacity(graph.nodes.len()),
             inputs: graph.inputs.clone(),
             values: graph.values,
-            output: graph.output,
+            outputs: graph.outputs.clone(),
         };
         for node in &graph.nodes {
             executor.add(node).map_err(|error| {
@@ -153,14 +153,14 @@ impl Executor {
         }
     }
 
-    /// The output for the tensors that `source` gives. `is_interrupted` is called before each operator; `None` if it
+    /// The outputs for the tensors that `source` gives. `is_interrupted` is called before each operator; `None` if it
     /// returned true.
     pub(super) fn run<'a>(
         &self,
         source: &dyn Fn(InputSource) -> &'a Tensor,
         how: HowToRun<'_>,
         is_interrupted: &mut dyn FnMut() -> bool,
-    ) -> Result<Option<Tensor>, RunError> {
+    ) -> Result<Option<Vec<Tensor>>, RunError> {
         let values = RunValues::new(self.values);
         for (value, from) in &self.inputs {
             values.set(*value, source(*from));
@@ -183,7 +183,9 @@ impl Executor {
             })
             .map_err(|error| RunError { location: node.location.to_string(), error })?;
         }
-        values.take(self.output).map(Some).ok_or_else(|| RunError {
+        let outputs: Option<Vec<Tensor>> =
+            self.outputs.iter().map(|output| values.get(*output)).collect();
+        outputs.map(Some).ok_or_else(|| RunError {
             location: "output".to_owned(),
             error: TchError::Torch("is not a tensor".to_owned()),
         })
@@ -214,9 +216,9 @@ impl RunValues {
         unsafe { baton_values_set(self.0, value.0, tensor.as_ptr()) };
     }
 
-    fn take(&self, value: ValueId) -> Option<Tensor> {
-        // SAFETY: the values are alive; a tensor is given away.
-        let tensor = unsafe { baton_values_take(self.0, value.0) };
+    fn get(&self, value: ValueId) -> Option<Tensor> {
+        // SAFETY: the values are alive; the result is a new reference.
+        let tensor = unsafe { baton_values_get(self.0, value.0) };
         // SAFETY: no other code has this pointer.
         (!tensor.is_null()).then(|| unsafe { Tensor::from_ptr(tensor) })
     }
@@ -317,7 +319,7 @@ unsafe extern "C" {
     fn baton_values_new(len: usize) -> *mut CValues;
     fn baton_values_free(values: *mut CValues);
     fn baton_values_set(values: *mut CValues, index: u32, tensor: *const C_tensor);
-    fn baton_values_take(values: *mut CValues, index: u32) -> *mut C_tensor;
+    fn baton_values_get(values: *const CValues, index: u32) -> *mut C_tensor;
     fn baton_graph_run(
         graph: *const CGraph,
         node: usize,

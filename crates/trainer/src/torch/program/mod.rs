@@ -12,15 +12,18 @@ use std::path::Path;
 use baton_data::random::Draws;
 use baton_model::{InputShape, NetworkDescription};
 use baton_program::{
-    Dtype, InputSource, Normalisation, Parameter, Program, StoredTensor, program::shape_text,
+    Dtype, InputRoles, InputSource, InputTensor, Program, StoredTensor, program::shape_text,
 };
-use baton_recipe::{JobSpec, spec::Compute};
+use baton_recipe::{
+    JobSpec,
+    spec::{Compute, LossKind},
+};
 use tch::{Device, Kind, Tensor};
 
 use self::executor::{Executor, HowToRun, RunError};
 use super::{
     failure::During,
-    network::{NetworkState, PassResult, TorchNetwork},
+    network::{NetworkInputs, NetworkState, PassResult, TorchNetwork},
 };
 use crate::learner::Error;
 
@@ -32,6 +35,9 @@ pub(super) struct ProgramNetwork {
     constants: Vec<Tensor>,
     training: Executor,
     evaluation: Executor,
+    roles: InputRoles,
+    /// The outputs that are the loss and its metrics, if the program computes them.
+    losses: Option<Vec<usize>>,
     /// Number format of autocast.
     autocast: Option<Dtype>,
 }
@@ -44,11 +50,11 @@ impl ProgramNetwork {
     pub(super) fn read(spec: &JobSpec, device: Device) -> Result<Self, Error> {
         let program = Program::read(Path::new(&spec.model.program)).map_err(recipe)?;
         let fail = |problem: String| recipe(program.error(problem));
-        let normalisation = Normalisation { mean: spec.data.mean, std: spec.data.std };
-        program.fits(spec.model.num_classes, &normalisation).map_err(recipe)?;
-        let parameters = program.parameters.iter().flat_map(Parameter::names);
-        let statistics = program.statistics.iter().map(|tensor| tensor.name.as_str());
-        spec.model.check_patterns(parameters, statistics).map_err(Error::Recipe)?;
+        let roles = program.fits(spec).map_err(recipe)?;
+        let losses = match spec.loss.kind {
+            LossKind::Program => program.loss_outputs(&spec.loss.metrics),
+            _ => None,
+        };
         let description = program.describe(|name| spec.model.is_frozen_in_program(name));
         let description = description.without_decay(|name| spec.model.is_without_decay(name));
         if description.parameters.iter().all(baton_model::Tensor::is_frozen) {
@@ -70,6 +76,8 @@ impl ProgramNetwork {
                 Compute::Bf16 => Some(Dtype::Bf16),
                 Compute::Fp16 => Some(Dtype::F16),
             },
+            roles,
+            losses,
             description,
             program,
         })
@@ -79,7 +87,7 @@ impl ProgramNetwork {
     fn source<'a>(
         &'a self,
         source: InputSource,
-        inputs: &'a Tensor,
+        inputs: &'a NetworkInputs,
         state: NetworkState<'a>,
     ) -> &'a Tensor {
         match source {
@@ -89,13 +97,17 @@ impl ProgramNetwork {
             }
             InputSource::Statistic(index) => &state.batch.unwrap_or(state.running)[index],
             InputSource::Constant(index) => &self.constants[index],
-            InputSource::Input => inputs,
+            InputSource::Input(index) if self.roles.target == Some(index) => &inputs.targets,
+            InputSource::Input(index) => {
+                let extra = self.roles.extras.iter().position(|extra| *extra == index);
+                extra.map_or(&inputs.main, |extra| &inputs.extras[extra])
+            }
         }
     }
 
     fn run(
         &self,
-        inputs: &Tensor,
+        inputs: &NetworkInputs,
         state: NetworkState<'_>,
         mut random: Option<Draws>,
         is_interrupted: &mut dyn FnMut() -> bool,
@@ -124,7 +136,7 @@ impl ProgramNetwork {
             ))));
         }
         match outputs {
-            Ok(Some(outputs)) => outputs.f_to_kind(Kind::Float).map(Some).during("forward pass"),
+            Ok(Some(outputs)) => self.output(&outputs).map(Some).during("forward pass"),
             Ok(None) => Ok(None),
             Err(RunError { location, error }) => {
                 let located = |text: String| tch::TchError::Torch(format!("{location}: {text}"));
@@ -134,6 +146,83 @@ impl ProgramNetwork {
                 };
                 Err(located).during("forward pass")
             }
+        }
+    }
+}
+
+impl ProgramNetwork {
+    /// Scores or values, f32; or the loss and the metrics of each sample.
+    fn output(&self, outputs: &[Tensor]) -> tch::Result<Tensor> {
+        let Some(losses) = &self.losses else { return outputs[0].f_to_kind(Kind::Float) };
+        let losses = losses.iter().map(|index| outputs[*index].f_to_kind(Kind::Float));
+        Tensor::f_stack(&losses.collect::<tch::Result<Vec<_>>>()?, 1)
+    }
+
+    /// The input of `data.input_field`.
+    fn main_input(&self, inputs: Tensor) -> Result<Tensor, Error> {
+        let expected = &self.program.inputs[self.roles.main];
+        // A signal of one channel may come without its axis of channels, and the other way round.
+        let inputs = match (inputs.size().as_slice(), expected.shape.as_slice()) {
+            ([_, 1, _], [_, _]) => inputs.f_squeeze_dim(1).during("prepare inputs")?,
+            ([_, _], [_, Some(1), _]) => inputs.f_unsqueeze(1).during("prepare inputs")?,
+            _ => inputs,
+        };
+        let sizes = inputs.size();
+        let fits = |(size, expected): (&i64, &Option<u64>)| {
+            expected.is_none_or(|expected| i64::try_from(expected) == Ok(*size))
+        };
+        if sizes.len() != expected.shape.len() || !sizes.iter().zip(&expected.shape).all(fits) {
+            return Err(self.misfit(
+                expected,
+                &sizes,
+                "set train.resolution, or export it for this shape",
+            ));
+        }
+        self.check_samples(expected, &sizes)?;
+        inputs.f_to_kind(kind(expected.dtype)).during("prepare inputs")
+    }
+
+    /// Values (samples, values) in the shape of an input. Field and input agree on the number of values.
+    fn shaped(&self, expected: &InputTensor, values: Tensor) -> Result<Tensor, Error> {
+        let sizes = values.size();
+        let samples = sizes.first().copied().unwrap_or_default();
+        let shape =
+            expected.shape.iter().skip(1).map(|size| size.and_then(|n| i64::try_from(n).ok()));
+        let shape: Option<Vec<i64>> = std::iter::once(Some(samples)).chain(shape).collect();
+        let shape = shape.filter(|shape| shape.iter().product::<i64>() as usize == values.numel());
+        let Some(shape) = shape else {
+            return Err(self.misfit(
+                expected,
+                &sizes,
+                "name another field, or export it for this shape",
+            ));
+        };
+        self.check_samples(expected, &sizes)?;
+        let shaped =
+            values.f_reshape(shape).and_then(|values| values.f_to_kind(kind(expected.dtype)));
+        shaped.during("prepare inputs")
+    }
+
+    fn misfit(&self, expected: &InputTensor, sizes: &[i64], remedy: &str) -> Error {
+        let (name, shape) = (&expected.name, shape_text(&expected.shape));
+        let found: Vec<Option<u64>> =
+            sizes.iter().skip(1).map(|size| u64::try_from(*size).ok()).collect();
+        let found = shape_text(&[&[None], &found[..]].concat());
+        recipe(
+            self.program.error(format!(
+                "takes {name} of shape {shape}, but the data are {found}: {remedy}"
+            )),
+        )
+    }
+
+    fn check_samples(&self, expected: &InputTensor, sizes: &[i64]) -> Result<(), Error> {
+        let samples = sizes.first().copied().unwrap_or_default().unsigned_abs();
+        match expected.max_samples {
+            Some(max) if samples > max => Err(recipe(self.program.error(format!(
+                "takes at most {max} samples, but a batch has {samples}: export it with a larger max, or lower \
+                 train.global_batch or evaluation.batch"
+            )))),
+            _ => Ok(()),
         }
     }
 }
@@ -176,37 +265,20 @@ impl TorchNetwork for ProgramNetwork {
         values.collect::<Result<_, _>>().map(Some)
     }
 
-    fn prepared(&self, inputs: Tensor) -> Result<Tensor, Error> {
-        let expected = &self.program.input;
-        // A signal of one channel may come without its axis of channels, and the other way round.
-        let inputs = match (inputs.size().as_slice(), expected.shape.as_slice()) {
-            ([_, 1, _], [_, _]) => inputs.f_squeeze_dim(1).during("prepare inputs")?,
-            ([_, _], [_, Some(1), _]) => inputs.f_unsqueeze(1).during("prepare inputs")?,
-            _ => inputs,
-        };
-        let sizes = inputs.size();
-        let fits = |(size, expected): (&i64, &Option<u64>)| {
-            expected.is_none_or(|expected| i64::try_from(expected) == Ok(*size))
-        };
-        let samples = sizes.first().copied().unwrap_or_default();
-        let too_many = expected.max_samples.is_some_and(|max| samples as u64 > max);
-        if sizes.len() != expected.shape.len() || !sizes.iter().zip(&expected.shape).all(fits) {
-            let (name, shape) = (&expected.name, shape_text(&expected.shape));
-            let found: Vec<Option<u64>> =
-                sizes.iter().skip(1).map(|size| u64::try_from(*size).ok()).collect();
-            let found = shape_text(&[&[None], &found[..]].concat());
-            return Err(recipe(self.program.error(format!(
-                "takes {name} of shape {shape}, but the data are {found}: set train.resolution, or export it for this shape"
-            ))));
-        }
-        if too_many {
-            return Err(recipe(self.program.error(format!(
-                "takes at most {} samples, but a batch has {samples}: export it with a larger max, or lower \
-                 train.global_batch or evaluation.batch",
-                expected.max_samples.unwrap_or_default()
-            ))));
-        }
-        inputs.f_to_kind(kind(expected.dtype)).during("prepare inputs")
+    fn prepared(&self, inputs: NetworkInputs) -> Result<NetworkInputs, Error> {
+        let NetworkInputs { main, extras, targets } = inputs;
+        let named = |index: usize, values| self.shaped(&self.program.inputs[index], values);
+        let extras = self.roles.extras.iter().zip(extras);
+        Ok(NetworkInputs {
+            main: self.main_input(main)?,
+            extras: extras
+                .map(|(index, values)| named(*index, values))
+                .collect::<Result<_, _>>()?,
+            targets: match self.roles.target {
+                None => targets,
+                Some(index) => named(index, targets)?,
+            },
+        })
     }
 
     fn input_kind(&self) -> Kind {
@@ -216,7 +288,7 @@ impl TorchNetwork for ProgramNetwork {
 
     fn outputs(
         &self,
-        inputs: &Tensor,
+        inputs: &NetworkInputs,
         state: NetworkState<'_>,
         is_interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Tensor>, Error> {
@@ -225,7 +297,7 @@ impl TorchNetwork for ProgramNetwork {
 
     fn gradients(
         &self,
-        inputs: &Tensor,
+        inputs: &NetworkInputs,
         state: NetworkState<'_>,
         random: Draws,
         loss: &mut dyn FnMut(&Tensor) -> tch::Result<(Tensor, Tensor)>,

@@ -1,6 +1,7 @@
 //! Tasks: targets, loss and metrics.
 
 mod classification;
+mod program_loss;
 mod regression;
 
 use std::fmt::Debug;
@@ -9,7 +10,9 @@ use baton_data::Batch;
 use baton_recipe::{JobSpec, spec::LossKind};
 use tch::Tensor;
 
-pub(super) use self::{classification::Classification, regression::Regression};
+pub(super) use self::{
+    classification::Classification, program_loss::ProgramLoss, regression::Regression,
+};
 use crate::learner::{BatchEvaluation, Error};
 
 /// A task. `baton_recipe::task` names its metrics.
@@ -43,11 +46,13 @@ pub(super) trait Task: Debug + Send {
 /// The task of a recipe.
 pub(super) fn of(spec: &JobSpec) -> Box<dyn Task> {
     let (loss, outputs) = (&spec.loss, spec.model.num_classes);
+    let metrics = loss.metrics.len();
     match loss.kind {
         LossKind::CrossEntropy => {
             Box::new(Classification { classes: outputs, smoothing: loss.label_smoothing })
         }
         LossKind::Mse => Box::new(Regression { outputs, huber_delta: None }),
+        LossKind::Program => Box::new(ProgramLoss { targets: outputs, metrics }),
         LossKind::Huber => Box::new(Regression { outputs, huber_delta: Some(loss.huber_delta) }),
     }
 }
