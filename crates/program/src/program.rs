@@ -14,6 +14,7 @@ use crate::{
     graph::{FlattenSettings, Flattener, Graph, InputSource, Scope, ValueId},
     rewrite::{FoundNorm, NormNode},
     schema::{self, InputSpec, JsonSize, OutputSpec, Payload},
+    size::symbol,
     tensor::{Dtype, StoredTensor, stored},
 };
 
@@ -77,6 +78,14 @@ pub struct InputTensor {
     pub max_samples: Option<u64>,
 }
 
+impl InputTensor {
+    /// Whether it is images, of shape (samples, 3, height, width).
+    #[must_use]
+    pub fn is_image(&self) -> bool {
+        matches!(self.shape.as_slice(), [_, Some(3), _, _])
+    }
+}
+
 /// Fewest samples that `torch.export` can leave open. It treats 1 differently only where PyTorch itself does.
 const SMALLEST_OPEN_SIZE: i64 = 2;
 
@@ -110,20 +119,19 @@ impl Program {
 
         let mut inputs = GraphInputs::default();
         let mut flattener = Flattener::new();
-        let mut scope = Scope::new();
+        let graph = &program.graph_module.graph;
+        let mut scope = flattener.scope(graph);
         for spec in &program.graph_module.signature.input_specs {
-            let name = inputs.add(spec, &stored, &program.graph_module.graph, &mut flattener)?;
-            if let Some((name, value)) = name {
-                scope.insert(name, value);
+            if let Some((name, origin)) = inputs.add(spec, &stored, graph)? {
+                inputs.values.insert(flattener.value(name, &mut scope), origin);
             }
         }
-        let graph = &program.graph_module.graph;
         flattener.add(graph, &mut scope, FlattenSettings::OUTERMOST)?;
         let (output, output_meta) = output(&program.graph_module, &scope)?;
-        let Flattener { values, nodes } = flattener;
+        let Flattener { values, nodes, tensors } = flattener;
         let GraphInputs { parameters, buffers, values: sources, input } = inputs;
         let input = input.ok_or("takes no input: give it a tensor of samples")?;
-        let mut graph = Graph { values, inputs: Vec::new(), nodes, output };
+        let mut graph = Graph { values, inputs: Vec::new(), nodes, output, tensors };
         let buffer_of = |value: ValueId| match sources.get(&value) {
             Some(InputOrigin::Buffer(index)) => Some(*index),
             _ => None,
@@ -372,13 +380,12 @@ struct OpenInput {
 
 impl GraphInputs {
     /// Adds an input; returns its name in the graph.
-    fn add(
+    fn add<'a>(
         &mut self,
-        spec: &InputSpec,
+        spec: &'a InputSpec,
         stored: &Stored<'_>,
         graph: &schema::Graph,
-        flattener: &mut Flattener,
-    ) -> Result<Option<(String, ValueId)>, String> {
+    ) -> Result<Option<(&'a str, InputOrigin)>, String> {
         let (name, origin) = match spec {
             InputSpec::Parameter { arg, parameter_name } => {
                 (&arg.name, InputOrigin::Parameter(self.parameter(parameter_name, stored)?))
@@ -411,9 +418,7 @@ impl GraphInputs {
                 return Err("uses a custom object, which only Python can make".to_owned());
             }
         };
-        let value = flattener.value();
-        self.values.insert(value, origin);
-        Ok(Some((name.clone(), value)))
+        Ok(Some((name, origin)))
     }
 
     fn parameter(&mut self, name: &str, stored: &Stored<'_>) -> Result<usize, String> {
@@ -462,9 +467,7 @@ impl OpenInput {
             }
             None => return Err(format!("input {name} is a single number, not a batch")),
         };
-        // `Symbol('s77', positive=True, integer=True)`, or just the name in other versions.
-        let symbol = samples.split('\'').nth(1).unwrap_or(samples);
-        let range = ranges.get(symbol);
+        let range = ranges.get(symbol(samples));
         let min = range.and_then(|range| range.min_val).unwrap_or(SMALLEST_OPEN_SIZE);
         if min > SMALLEST_OPEN_SIZE {
             return Err(format!(
@@ -519,7 +522,7 @@ fn output(
         ));
     };
     let meta = module.graph.tensor_values.get(&name.name).cloned();
-    let value = scope.get(&name.name).copied();
+    let value = scope.get(&name.name);
     value.zip(meta).ok_or_else(|| format!("does not make its output {}: it is damaged", name.name))
 }
 

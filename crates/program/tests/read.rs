@@ -2,14 +2,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may fail loudly")]
 
-use std::{fs, path::PathBuf};
+mod kit;
+
+use std::fs;
 
 use baton_program::{Argument, Dtype, Error, InputSource, Program};
 use tempfile::TempDir;
 
-fn fixture(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
-}
+use self::kit::{GRAPH, changed, fixture, zip};
 
 fn small() -> Program {
     Program::read(&fixture("small.pt2")).unwrap()
@@ -215,31 +215,6 @@ fn a_changed_byte_ends_in_an_error_or_the_same_program() {
     assert!(refused > 500, "{refused}");
 }
 
-/// The error of the program whose graph has `new` in place of `old`.
-fn changed(old: &str, new: &str) -> String {
-    let folder = tempfile::tempdir().unwrap();
-    let bytes = fs::read(fixture("small.pt2")).unwrap();
-    let archive = rawzip::ZipArchive::from_slice(bytes.as_slice()).unwrap();
-    let entries = archive.entries().map(|entry| {
-        let entry = entry.unwrap();
-        let name = str::from_utf8(entry.file_path().as_bytes()).unwrap().to_owned();
-        let mut content = archive.get_entry(entry.wayfinder()).unwrap().data().to_vec();
-        if name.ends_with("models/model.json") {
-            let graph = String::from_utf8(content).unwrap();
-            assert!(graph.contains(old), "{old}");
-            content = graph.replace(old, new).into_bytes();
-        }
-        (name, content)
-    });
-    let entries: Vec<(String, Vec<u8>)> = entries.collect();
-    let entries: Vec<(&str, &[u8])> =
-        entries.iter().map(|(name, content)| (name.as_str(), content.as_slice())).collect();
-    let path = folder.path().join("changed.pt2");
-    fs::write(&path, zip(&entries)).unwrap();
-    let program = Program::read(&path).and_then(|program| program.fits(10));
-    program.unwrap_err().to_string()
-}
-
 #[test]
 fn what_cannot_be_trained_is_named_with_its_node_and_a_remedy() {
     const DROPOUT: &str = "torch.ops.aten.dropout.default";
@@ -286,7 +261,8 @@ fn what_cannot_be_trained_is_named_with_its_node_and_a_remedy() {
             ["returns a new order", "save the result of torch.export.export itself"],
         ),
     ] {
-        let error = changed(old, new);
+        let program = changed("small.pt2", GRAPH, old, new).and_then(|program| program.fits(10));
+        let error = program.unwrap_err().to_string();
         assert!(expected.iter().all(|part| error.contains(part)), "{new}: {error}");
     }
 }
@@ -307,20 +283,4 @@ fn another_major_version_is_refused_with_both_versions() {
     );
     let text = read(&folder, &zip(&[("net/notes.txt", b"")])).unwrap_err().to_string();
     assert!(text.contains("has no models/model.json"), "{text}");
-}
-
-/// A zip file with these entries, stored.
-fn zip(entries: &[(&str, &[u8])]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let mut archive = rawzip::ZipArchiveWriter::new(&mut bytes);
-    for (name, content) in entries {
-        let file = archive.new_file(name).compression_method(rawzip::CompressionMethod::STORE);
-        let (mut entry, config) = file.start().unwrap();
-        let mut writer = config.wrap(&mut entry);
-        std::io::Write::write_all(&mut writer, content).unwrap();
-        let (_, descriptor) = writer.finish().unwrap();
-        entry.finish(descriptor).unwrap();
-    }
-    archive.finish().unwrap();
-    bytes
 }
