@@ -5,7 +5,7 @@
 use std::{io::Write, sync::LazyLock};
 
 use baton_fuzz::{file::Scratch, memory::within, observe};
-use baton_program::Program;
+use baton_program::{Program, WorkingFormat};
 use libfuzzer_sys::fuzz_target;
 use rawzip::{CompressionMethod, ZipArchive, ZipArchiveWriter};
 
@@ -57,6 +57,10 @@ fuzz_target!(|graph: &[u8]| {
         let description = program.describe();
         assert_eq!(description.parameters.len(), program.parameters.len());
         let _ = observe(program.evaluation());
-        let _ = program.graph.for_training(&program.norms, |_| false);
+        let _ = program.graph.for_training(&program.norms);
+        for format in [WorkingFormat::Float32, WorkingFormat::Half] {
+            let costs = observe(program.costs(format, Some(224)));
+            let _ = costs.map(|costs| (costs.kept(), costs.macs(), costs.gaps()));
+        }
     });
 });

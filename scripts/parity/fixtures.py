@@ -48,6 +48,28 @@ class Small(nn.Module):
         return self.fc(x + shift.view(shift.shape[0], -1))
 
 
+class Sequence(nn.Module):
+    """For the costs of what Small has not: operators in place, views and copies, attention, a recurrent layer, a frozen
+    weight; images of any size."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 1)
+        self.norm = nn.LayerNorm(4)
+        self.qkv = nn.Linear(4, 12, bias=False)
+        self.rnn = nn.GRU(4, 6, batch_first=True)
+        self.frozen = nn.Linear(6, 6, bias=False).requires_grad_(False)
+        self.fc = nn.Linear(6, 10)
+
+    def forward(self, x):
+        x = nn.functional.max_pool2d(nn.functional.silu(self.conv(x), inplace=True), 2)
+        x = self.norm(x.flatten(2).transpose(1, 2))
+        query, key, value = self.qkv(x).chunk(3, -1)
+        x = x + nn.functional.scaled_dot_product_attention(query, key, value)
+        x, _ = self.rnn(x[:, :3])
+        return self.fc(torch.relu_(self.frozen(x.mean(1))))
+
+
 class Running(nn.Module):
     """Keeps a buffer that is not BatchNorm's."""
 
@@ -96,9 +118,13 @@ class WithLoss(nn.Module):
         return {"loss": loss, "accuracy": right, "digit_error": (expected - target).abs()}
 
 
-def write(name, model, batch=True, others=()):
+BATCH = {0: torch.export.Dim("batch", min=2, max=256)}
+ANY_SIDE = {2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}
+
+
+def write(name, model, open_sizes=BATCH, others=()):
     example = (torch.randn(3, 3, 8, 8), *others)
-    shapes = tuple({0: torch.export.Dim("batch", min=2, max=256)} for _ in example) if batch else None
+    shapes = tuple(open_sizes for _ in example) if open_sizes else None
     program = torch.export.export(model, example, dynamic_shapes=shapes)
     with tempfile.TemporaryDirectory() as folder:
         path = f"{folder}/{name}.pt2"
@@ -137,10 +163,11 @@ def main():
     write("small", Small().train())
     write("other_weights", Small().train())
     write("evaluation", Small().eval())
-    write("fixed_batch", Small().train(), batch=False)
+    write("fixed_batch", Small().train(), open_sizes=None)
     write("running_buffer", Running().train())
     write("changed_parameter", Clipped().train())
     write("with_loss", WithLoss().train(), others=(torch.rand(3, 1), torch.tensor([1, 2, 3])))
+    write("sequence", Sequence().train(), {**BATCH, **ANY_SIDE})
     write_described("described")
 
 

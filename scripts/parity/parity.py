@@ -16,6 +16,7 @@ import argparse
 import pathlib
 import sys
 
+import costs
 import curves
 import export
 import mixing
@@ -29,6 +30,7 @@ from cases import Table
 PARTS = {
     "models": models,
     "programs": programs,
+    "costs": costs,
     "updates": updates,
     "curves": curves,
     "schedules": schedules,

@@ -7,7 +7,7 @@
 # - the data sets of `baton data write` with the samples that the real ffcv reads from them.
 #
 #     scripts/parity/run.sh                everything
-#     scripts/parity/run.sh curves ffcv    some parts: models programs updates curves schedules mixing export
+#     scripts/parity/run.sh curves ffcv    some parts: models programs costs updates curves schedules mixing export
 #                                          python ffcv
 #
 # Needs about 5 GB of disk for .venv-parity and .venv-ffcv, created once, and 8 GB in $TMPDIR; ten minutes on two

@@ -493,6 +493,8 @@ fn estimate(args: &Args, remote: &RemoteRecipe, price: f64) -> Option<String> {
         samples: samples(&remote.spec.data.train)?,
         val_samples: samples(&remote.spec.data.val)?,
         signal: [1, 100],
+        // Files of programs are not uploaded.
+        program: None,
         dollars_per_hour: Some(price),
         calibration: None,
     };

@@ -393,6 +393,9 @@ fn a_program_is_inspected_and_one_that_cannot_be_trained_refused() {
         "input       x float32 (samples, 3, 8, 8), at most 256 samples",
         "output      (samples, 10)",
         "parameters  394 in 7 tensors, 394 trained",
+        "394 trained, 0 frozen: 1.6 kB",
+        "arithmetic  0.007 MFLOP per sample",
+        "activations 1.9 kB per sample, 956 B with bf16 or fp16\n       768 B  aten::conv2d of conv\n",
         "     1  aten::batch_norm",
     ] {
         assert!(text.contains(line), "{line}: {text}");
@@ -402,6 +405,11 @@ fn a_program_is_inspected_and_one_that_cannot_be_trained_refused() {
     assert_eq!(json["operators"]["aten::linear"], 3);
     assert_eq!(json["inputs"][0]["shape"], serde_json::json!([null, 3, 8, 8]));
     assert!(json["metadata"].is_null());
+    assert_eq!(json["flops_per_sample"], 2 * 3_664);
+    assert_eq!(json["activation_bytes_per_sample"], 1_900);
+    assert_eq!(json["half_activation_bytes_per_sample"], 956);
+    assert_eq!(json["largest_activations"].as_array().map(Vec::len), Some(5));
+    assert_eq!(json["not_counted"], serde_json::Value::Null);
 
     let line = folder.rejected(2, &["model", "inspect", &program("evaluation.pt2")]);
     assert!(line.ends_with("call model.train() before torch.export.export"), "{line}");
@@ -467,6 +475,21 @@ fn a_recipe_check_reads_the_program() {
         text.contains("and data.std = [95.9, 95.9, 95.9], but the recipe has data.mean"),
         "{text}"
     );
+}
+
+#[test]
+fn a_program_is_planned_for_the_images_that_it_takes() {
+    let folder = TestFolder::new();
+    let program = format!("model.program={}", program("small.pt2"));
+    let mut arguments = vec!["plan", "good.toml", "--samples", "640", "--val-samples", "64"];
+    arguments.extend(["--on", "t4", "--explain", "--set", "model.arch=program"]);
+    arguments.extend(["--set", "model.num_classes=10", "--set", &program, "--set"]);
+    let text = stdout(&folder.baton(&[&arguments[..], &["train.resolution=8"]].concat()));
+    for line in [": program for", " of 8 px", "  activations ", "  convolution ", "  other "] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+    let line = folder.rejected(2, &[&arguments[..], &["train.resolution=16"]].concat());
+    assert!(line.contains("takes x of shape (samples, 3, 8, 8)"), "{line}");
 }
 
 #[test]

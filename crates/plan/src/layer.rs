@@ -12,18 +12,26 @@ pub enum OperationKind {
     Input,
     /// Convolution with weights.
     Convolution,
-    /// The linear layer before the outputs.
+    /// Linear layer.
     Linear,
     /// Blur before a strided convolution: one fixed filter per channel.
     Blur,
     /// BatchNorm.
     Norm,
-    /// ReLU, in place.
+    /// ReLU.
     Relu,
-    /// The sum at the end of a residual block, in place.
+    /// Sum of two tensors, such as at the end of a residual block.
     Add,
     /// Max pooling, and the mean over all pixels.
     Pool,
+    /// Product of matrices, in a program.
+    MatrixProduct,
+    /// Scaled dot-product attention.
+    Attention,
+    /// LSTM, GRU and plain recurrent layers.
+    Recurrent,
+    /// Any other operator of a program.
+    Other,
 }
 
 impl OperationKind {
@@ -39,6 +47,10 @@ impl OperationKind {
             Self::Relu => "ReLU",
             Self::Add => "addition",
             Self::Pool => "pooling",
+            Self::MatrixProduct => "matrix product",
+            Self::Attention => "attention",
+            Self::Recurrent => "recurrent",
+            Self::Other => "other",
         }
     }
 }
@@ -106,6 +118,29 @@ pub struct NetworkOperation {
 }
 
 impl NetworkOperation {
+    /// An operation without parameters that costs nothing yet.
+    pub(crate) fn new(
+        name: &str,
+        block: Option<String>,
+        kind: OperationKind,
+        outputs: u64,
+    ) -> Self {
+        Self {
+            name: name.to_owned(),
+            block,
+            kind,
+            kernel: 0,
+            other_parameters: 0,
+            statistics: 0,
+            frozen: false,
+            outputs,
+            kept: Traffic::default(),
+            forward: PassCost::default(),
+            backward: PassCost::default(),
+            evaluation: PassCost::default(),
+        }
+    }
+
     /// Whether it belongs to one of the blocks with these names.
     #[must_use]
     pub fn is_in(&self, blocks: &[String]) -> bool {

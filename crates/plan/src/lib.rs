@@ -5,7 +5,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`layer`], [`network`] | the operations of a network, with their costs per sample |
+//! | [`layer`], [`network`], [`program`] | the operations of a network, with their costs per sample |
 //! | [`gpu`], [`machine`], [`price`] | data sheets, instances, prices, each with its source |
 //! | [`memory`] | memory needed on a GPU, and the micro-batch that fits |
 //! | [`roofline`] | time of a forward or backward pass |
@@ -31,6 +31,7 @@ pub mod network;
 pub mod notice;
 pub mod plan;
 pub mod price;
+pub mod program;
 pub mod remedy;
 pub mod roofline;
 pub mod step;
@@ -58,12 +59,12 @@ pub enum Error {
     /// The network runs on CPUs.
     #[error("model.arch = linear trains on a CPU within seconds; there is nothing to plan")]
     Linear,
-    /// The network is a program.
-    #[error(
-        "there is no plan for model.arch = program yet: train a few steps, and read the samples per second in \
-         `baton status`"
-    )]
-    Program,
+    /// The program of `model.program` was not given.
+    #[error("model.arch = program is planned from the file of model.program, which was not read")]
+    ProgramNotRead,
+    /// The program does not take the recipe's samples.
+    #[error("model.program: {0}")]
+    Program(#[from] baton_program::Error),
     /// The recipe cannot run with this number of samples.
     #[error("recipe: {}", .0.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "))]
     Recipe(Vec<Violation>),

@@ -97,13 +97,18 @@ impl Memory {
             bytes: network.kernels() * bytes + others * F32_BYTES,
             how: format!("{} x {bytes} B + {others} x {F32_BYTES} B", network.kernels()),
         });
-        let activations = activations(spec, network) * micro_batch;
+        let per_sample = activations(spec, network);
+        let activations =
+            per_sample.saturating_mul(micro_batch).saturating_add(network.kept_per_pass);
+        let kept_per_pass = match network.kept_per_pass {
+            0 => String::new(),
+            bytes => format!(" + {bytes} B per pass"),
+        };
         parts.push(MemoryPart {
             name: "activations",
             bytes: activations,
             how: format!(
-                "{} B per sample x {micro_batch}{}",
-                activations / micro_batch.max(1),
+                "{per_sample} B per sample x {micro_batch}{kept_per_pass}{}",
                 recomputed(&spec.train.recompute)
             ),
         });
@@ -116,7 +121,8 @@ impl Memory {
                 FRAGMENTATION * 100.0
             ),
         });
-        Self { total_bytes: parts.iter().map(|part| part.bytes).sum(), parts }
+        let total_bytes = parts.iter().map(|part| part.bytes).fold(0, u64::saturating_add);
+        Self { total_bytes, parts }
     }
 
     /// The largest micro-batch that needs at most `max_bytes`; 0 if even one sample needs more.
@@ -180,7 +186,8 @@ fn state(spec: &JobSpec, network: &Network) -> Vec<MemoryPart> {
         bytes: parameters * F32_BYTES,
         how: format!("{parameters} values x {F32_BYTES} B"),
     }];
-    if has_copy {
+    // Autocast copies the weights of a program in every pass.
+    if kernels > 0 && has_copy {
         let how = format!("{kernels} values of convolutions and the linear layer x {bytes} B");
         parts.push(MemoryPart { name: "working copy", bytes: copy, how });
     }

@@ -13,13 +13,16 @@ use crate::layer::{NetworkOperation, OperationKind, PassCost, Traffic};
 /// Size of an index that max pooling keeps (libtorch uses i64).
 const INDEX_BYTES: u64 = 8;
 /// Size of an f32 value.
-const F32_BYTES: u64 = 4;
+pub(crate) const F32_BYTES: u64 = 4;
 
 /// A network for samples of one shape.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Network {
     /// Its operations in the order of the forward pass.
     pub layers: Vec<NetworkOperation>,
+    /// Data kept in memory during a pass whatever the number of samples, bytes: copies of weights that autocast makes in
+    /// every pass, and the statistics of BatchNorm in programs.
+    pub kept_per_pass: u64,
 }
 
 impl Network {
@@ -43,7 +46,7 @@ impl Network {
         }
         walk.block = None;
         network.head.layers.iter().for_each(|layer| walk.layer(layer));
-        Self { layers: walk.layers }
+        Self { layers: walk.layers, kept_per_pass: 0 }
     }
 
     fn trained(&self) -> impl Iterator<Item = &NetworkOperation> {
@@ -102,20 +105,7 @@ impl NetworkWalker<'_> {
         after: Size,
         make: impl FnOnce(&mut NetworkOperation),
     ) {
-        let mut layer = NetworkOperation {
-            name: name.to_owned(),
-            block: self.block.clone(),
-            kind,
-            kernel: 0,
-            other_parameters: 0,
-            statistics: 0,
-            frozen: false,
-            outputs: after.values(),
-            kept: Traffic::default(),
-            forward: PassCost::default(),
-            backward: PassCost::default(),
-            evaluation: PassCost::default(),
-        };
+        let mut layer = NetworkOperation::new(name, self.block.clone(), kind, after.values());
         make(&mut layer);
         self.layers.push(layer);
         self.size = after;
@@ -135,13 +125,11 @@ impl NetworkWalker<'_> {
         }
     }
 
-    /// Converts u8 to f32, subtracts the mean, divides by the deviation, converts to the working format.
     fn input(&mut self) {
         let (values, size) = (self.size.values(), self.size);
-        let traffic = Traffic { values, bytes: values * (1 + 6 * F32_BYTES) };
         self.push("input", OperationKind::Input, size, |layer| {
             layer.kept = Traffic::of(values);
-            layer.forward = PassCost { macs: 0, traffic, launches: 4 };
+            layer.forward = input_cost(values);
             layer.evaluation = layer.forward;
         });
     }
@@ -260,6 +248,12 @@ impl NetworkWalker<'_> {
             layer.evaluation = layer.forward;
         });
     }
+}
+
+/// Converts u8 to f32, subtracts the mean, divides by the deviation, converts to the working format.
+pub(crate) fn input_cost(values: u64) -> PassCost {
+    let traffic = Traffic { values, bytes: values * (1 + 6 * F32_BYTES) };
+    PassCost { macs: 0, traffic, launches: 4 }
 }
 
 /// Cost of an operation that only reads and writes `values` values.

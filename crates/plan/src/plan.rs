@@ -2,6 +2,7 @@
 
 mod notes;
 
+use baton_program::Program;
 use baton_recipe::{
     InputKind, JobSpec,
     dry_run::{DryRun, EpochSegment},
@@ -28,6 +29,8 @@ pub struct PlanRequest<'a> {
     pub val_samples: u64,
     /// Channels and length of a sample, for networks that train on signals.
     pub signal: [u64; 2],
+    /// The program of `model.arch = "program"`.
+    pub program: Option<&'a Program>,
     /// Price of the machine, dollars per hour, in place of the price list.
     pub dollars_per_hour: Option<f64>,
     /// Measurement on this machine's GPU.
@@ -129,8 +132,8 @@ impl PlanRequest<'_> {
     /// Plans the recipe on `machine`.
     ///
     /// # Errors
-    /// The network runs on CPUs only; the recipe cannot run with this number of samples; the calibration cannot be
-    /// used.
+    /// The network runs on CPUs only; the program is missing or takes images of another size; the recipe cannot run
+    /// with this number of samples; the calibration cannot be used.
     pub fn plan(&self, machine: &Machine) -> Result<RecipePlan, Error> {
         let spec = self.spec;
         let ranks = spec.max_ranks().min(machine.gpus);
@@ -138,7 +141,7 @@ impl PlanRequest<'_> {
         let mut roofline = Roofline::new(&machine.gpu, spec.precision.compute);
         let calibration = self.calibration.map(|c| c.factor(machine)).transpose()?;
         roofline.calibration = calibration.unwrap_or(1.0);
-        let loader = LoaderEstimate::new(spec, machine, ranks);
+        let loader = self.takes_images().then(|| LoaderEstimate::new(spec, machine, ranks));
         let loader_limit = loader.map_or(f64::INFINITY, |loader| loader.images_per_second);
         let mut segments = Vec::new();
         let mut largest_need: Option<(Memory, EpochSegment)> = None;
@@ -195,16 +198,30 @@ impl PlanRequest<'_> {
         Ok(plan)
     }
 
+    /// Whether the network trains on images.
+    #[must_use]
+    pub fn takes_images(&self) -> bool {
+        match self.spec.model.arch.input_kind() {
+            InputKind::Images => true,
+            InputKind::Signals => false,
+            InputKind::Anything => {
+                self.program.is_some_and(|program| program.image_input().is_some())
+            }
+        }
+    }
+
     fn network(&self, resolution: u32) -> Result<Network, Error> {
+        if self.spec.model.arch.is_program() {
+            let program = self.program.ok_or(Error::ProgramNotRead)?;
+            let compute = self.spec.precision.compute;
+            return Ok(Network::of_program(program, compute, resolution)?);
+        }
         let [channels, length] = self.signal;
         let input = match self.spec.model.arch.input_kind() {
             InputKind::Signals => InputShape::Signal { channels, length },
             _ => InputShape::Image { resolution: u64::from(resolution) },
         };
-        Network::new(&self.spec.model, input).ok_or(match self.spec.model.arch.is_program() {
-            true => Error::Program,
-            false => Error::Linear,
-        })
+        Network::new(&self.spec.model, input).ok_or(Error::Linear)
     }
 
     fn planned_segment(

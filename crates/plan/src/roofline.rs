@@ -168,7 +168,7 @@ impl Roofline {
                 index
             });
             let flop = 2.0 * cost.macs as f64 * samples as f64;
-            let bytes = (cost.traffic.total_bytes(self.value_bytes) * samples) as f64;
+            let bytes = cost.traffic.total_bytes(self.value_bytes).saturating_mul(samples) as f64;
             rows[index].flop += flop;
             rows[index].bytes += bytes;
             rows[index].seconds =

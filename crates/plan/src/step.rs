@@ -6,7 +6,7 @@
 //! Serialized names of fields and variants are part of `baton plan --json`: they are added, never renamed.
 
 use baton_recipe::{
-    InputKind, JobSpec,
+    JobSpec,
     spec::{CollectiveKind, Compute, OptimizerSpec, Resize},
 };
 use serde::Serialize;
@@ -74,19 +74,16 @@ pub struct LoaderEstimate {
 }
 
 impl LoaderEstimate {
-    /// Speed for `ranks` ranks on `machine`; `None` for signals, whose speed is unknown.
+    /// Speed of images for `ranks` ranks on `machine`; that of other data is unknown.
     #[must_use]
-    pub fn new(spec: &JobSpec, machine: &Machine, ranks: u32) -> Option<Self> {
-        if spec.model.arch.input_kind() == InputKind::Signals {
-            return None;
-        }
+    pub fn new(spec: &JobSpec, machine: &Machine, ranks: u32) -> Self {
         let threads = machine.vcpus.min(spec.data.decode_threads.saturating_mul(ranks));
         let per_thread = match spec.data.resize {
             Resize::Fast => FAST_IMAGES_PER_CORE,
             Resize::Area => AREA_IMAGES_PER_CORE,
         };
         let images_per_second = f64::from(threads) * per_thread;
-        Some(Self { threads, images_per_second_and_thread: per_thread, images_per_second })
+        Self { threads, images_per_second_and_thread: per_thread, images_per_second }
     }
 }
 

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use crate::{schema, tensor::Dtype};
+use crate::{
+    schema::{self, TensorMeta},
+    tensor::Dtype,
+};
 
 /// Index of a value: an input of the graph, or a result of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -19,6 +22,17 @@ pub struct Graph {
     pub nodes: Vec<GraphNode>,
     /// What the program returns.
     pub outputs: Vec<ValueId>,
+    /// Types and shapes as the file describes them.
+    pub(crate) tensors: TensorTable,
+}
+
+/// The descriptions of a graph's tensors. Several values may share one, so that a short file cannot have many long ones.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct TensorTable {
+    /// The descriptions in the file.
+    pub(crate) metas: Vec<TensorMeta>,
+    /// Index into `metas` by value; `None` for numbers, and where the file has no description.
+    pub(crate) of_value: Vec<Option<u32>>,
 }
 
 /// What an input of a graph is.
@@ -139,6 +153,17 @@ impl fmt::Display for CodeLocation {
     }
 }
 
+impl Argument {
+    /// The values of the graph in it, in their order.
+    pub(crate) fn values(&self) -> Vec<ValueId> {
+        match self {
+            Self::Value(value) => vec![*value],
+            Self::List(list) => list.iter().flat_map(Self::values).collect(),
+            _ => Vec::new(),
+        }
+    }
+}
+
 impl GraphNode {
     /// The argument with this name.
     #[must_use]
@@ -153,16 +178,7 @@ impl GraphNode {
 
     /// All values that it uses, in the order of its arguments.
     pub fn uses(&self) -> Vec<ValueId> {
-        fn collect(argument: &Argument, values: &mut Vec<ValueId>) {
-            match argument {
-                Argument::Value(value) => values.push(*value),
-                Argument::List(list) => list.iter().for_each(|each| collect(each, values)),
-                _ => {}
-            }
-        }
-        let mut values = Vec::new();
-        self.arguments.iter().for_each(|argument| collect(&argument.value, &mut values));
-        values
+        self.arguments.iter().flat_map(|argument| argument.value.values()).collect()
     }
 
     /// All values that it makes.
@@ -214,10 +230,25 @@ impl Graph {
 pub(crate) struct Flattener {
     pub(crate) values: u32,
     pub(crate) nodes: Vec<GraphNode>,
+    pub(crate) tensors: TensorTable,
 }
 
-/// The values of a graph by name.
-pub(crate) type Scope = BTreeMap<String, ValueId>;
+/// The values of a graph by name, and its first description in [`TensorTable::metas`].
+#[derive(Default)]
+pub(crate) struct Scope {
+    values: BTreeMap<String, ValueId>,
+    metas: BTreeMap<String, u32>,
+}
+
+impl Scope {
+    pub(crate) fn get(&self, name: &str) -> Option<ValueId> {
+        self.values.get(name).copied()
+    }
+
+    fn insert(&mut self, name: String, value: ValueId) {
+        self.values.insert(name, value);
+    }
+}
 
 /// Settings of the surrounding graphs.
 #[derive(Clone, Copy)]
@@ -249,12 +280,27 @@ const SIZE_OPERATORS: [&str; 17] = [
 
 impl Flattener {
     pub(crate) fn new() -> Self {
-        Self { values: 0, nodes: Vec::new() }
+        Self { values: 0, nodes: Vec::new(), tensors: TensorTable::default() }
     }
 
-    pub(crate) fn value(&mut self) -> ValueId {
+    /// The scope of `graph`, still without values.
+    pub(crate) fn scope(&mut self, graph: &schema::Graph) -> Scope {
+        let mut scope = Scope::default();
+        for ((name, meta), index) in graph.tensor_values.iter().zip(self.tensors.metas.len()..) {
+            // More than four billion do not fit into memory.
+            scope.metas.extend(u32::try_from(index).ok().map(|index| (name.clone(), index)));
+            self.tensors.metas.push(meta.clone());
+        }
+        scope
+    }
+
+    /// A new value with this name.
+    pub(crate) fn value(&mut self, name: &str, scope: &mut Scope) -> ValueId {
+        self.tensors.of_value.push(scope.metas.get(name).copied());
         self.values += 1;
-        ValueId(self.values - 1)
+        let value = ValueId(self.values - 1);
+        scope.insert(name.to_owned(), value);
+        value
     }
 
     pub(crate) fn add(
@@ -343,7 +389,7 @@ impl Flattener {
         let Some(schema::Argument::AsGraph(nested)) = arguments.next() else {
             return Err("has no nested graph: the file is damaged".to_owned());
         };
-        let mut inner = Scope::new();
+        let mut inner = self.scope(&nested.graph);
         for (input, outer) in nested.graph.inputs.iter().zip(arguments) {
             match argument(outer, scope)? {
                 Argument::Value(value) => inner.insert(name_of(input)?, value),
@@ -371,11 +417,7 @@ impl Flattener {
         output: &schema::Argument,
         scope: &mut Scope,
     ) -> Result<NodeResult, String> {
-        let mut new = |name: &String| {
-            let value = self.value();
-            scope.insert(name.clone(), value);
-            value
-        };
+        let mut new = |name: &str| self.value(name, scope);
         Ok(match output {
             schema::Argument::AsNone(_) => NodeResult::Unused,
             schema::Argument::AsOptionalTensor(schema::OptionalTensor::AsNone(_)) => {
@@ -434,7 +476,7 @@ fn name_of(argument: &schema::Argument) -> Result<String, String> {
 fn argument(argument: &schema::Argument, scope: &Scope) -> Result<Argument, String> {
     use schema::Argument as A;
     let value = |name: &str| {
-        let value = scope.get(name).copied().map(Argument::Value);
+        let value = scope.get(name).map(Argument::Value);
         value.ok_or_else(|| {
             format!("uses {name}, which no node before it makes: the file is damaged")
         })

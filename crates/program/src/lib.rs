@@ -9,26 +9,34 @@
 //! | [`graph`] | the list of operators |
 //! | [`rewrite`] | the graphs for training and for evaluation |
 //! | [`metadata`] | what the outputs mean and how inputs are normalised, if `baton.export` wrote the file |
+//! | [`cost`], [`rules`], [`size`] | arithmetic, memory traffic and kept activations of each operator |
 //! | [`tensor`] | tensors in the file |
-//! | `archive`, `schema` | the zip file and its JSON |
+//! | `archive`, `schema`, `shape` | the zip file and its JSON; shapes in it |
 
 #![forbid(unsafe_code)]
 
 mod archive;
+pub mod cost;
 pub mod graph;
 pub mod metadata;
 pub mod program;
 pub mod rewrite;
+pub mod rules;
 mod schema;
+mod shape;
+pub mod size;
 pub mod tensor;
 
 use std::path::{Path, PathBuf};
 
 pub use self::{
+    cost::{OperatorCost, ProgramCosts, WorkingFormat},
     graph::{Argument, Graph, GraphNode, InputSource, NodeResult, ValueId},
     metadata::{ExportMetadata, ExportTask, Normalisation},
     program::{InputRoles, InputTensor, OutputTensor, Parameter, Program},
     rewrite::NormNode,
+    rules::OperatorKind,
+    size::Amount,
     tensor::{Dtype, StoredTensor},
 };
 

@@ -19,6 +19,7 @@ use crate::{
     metadata::{ExportMetadata, Normalisation},
     rewrite::{FoundNorm, NormNode},
     schema::{self, InputSpec, JsonSize, OutputSpec, Payload},
+    size::symbol,
     tensor::{Dtype, StoredTensor, stored},
 };
 
@@ -107,6 +108,13 @@ pub struct InputRoles {
 /// Key of the loss of each sample.
 pub const LOSS_OUTPUT: &str = "loss";
 
+impl InputTensor {
+    /// Whether it is images, of shape (samples, 3, height, width).
+    fn is_image(&self) -> bool {
+        matches!(self.shape.as_slice(), [_, Some(3), _, _])
+    }
+}
+
 /// Fewest samples that `torch.export` can leave open. It treats 1 differently only where PyTorch itself does.
 const SMALLEST_OPEN_SIZE: i64 = 2;
 
@@ -147,22 +155,22 @@ impl Program {
 
         let mut inputs = GraphInputs::default();
         let mut flattener = Flattener::new();
-        let mut scope = Scope::new();
+        let graph = &program.graph_module.graph;
+        let mut scope = flattener.scope(graph);
         for spec in &program.graph_module.signature.input_specs {
-            let name = inputs.add(spec, &stored, &program.graph_module.graph, &mut flattener)?;
-            if let Some((name, value)) = name {
-                scope.insert(name, value);
+            if let Some((name, origin)) = inputs.add(spec, &stored, graph)? {
+                inputs.values.insert(flattener.value(name, &mut scope), origin);
             }
         }
-        let graph = &program.graph_module.graph;
         flattener.add(graph, &mut scope, FlattenSettings::OUTERMOST)?;
         let (output_values, outputs) = outputs(&program.graph_module, &scope)?;
-        let Flattener { values, nodes } = flattener;
+        let Flattener { values, nodes, tensors } = flattener;
         let GraphInputs { parameters, buffers, values: sources, inputs } = inputs;
         if inputs.is_empty() {
             return Err("takes no input: give it a tensor of samples".to_owned());
         }
-        let mut graph = Graph { values, inputs: Vec::new(), nodes, outputs: output_values };
+        let mut graph =
+            Graph { values, inputs: Vec::new(), nodes, outputs: output_values, tensors };
         let buffer_of = |value: ValueId| match sources.get(&value) {
             Some(InputOrigin::Buffer(index)) => Some(*index),
             _ => None,
@@ -234,6 +242,37 @@ impl Program {
             digest: digest.finalize().to_hex().to_string(),
             archive,
         })
+    }
+
+    /// The program of a recipe, with what the recipe freezes, and what its inputs are.
+    ///
+    /// # Errors
+    /// It cannot be read, or not be trained by this recipe.
+    pub fn of_recipe(spec: &JobSpec) -> Result<(Self, InputRoles), Error> {
+        let mut program = Self::read(Path::new(&spec.model.program))?;
+        let roles = program.fits(spec)?;
+        program.freeze(|name| spec.model.is_frozen_in_program(name));
+        if !program.parameters.iter().any(|parameter| parameter.requires_grad) {
+            return Err(program
+                .error("has no parameter to train: set requires_grad, or change model.freeze"));
+        }
+        Ok((program, roles))
+    }
+
+    /// Freezes the parameters of which `is_frozen` says so by one of their names, and the BatchNorms of which it says so
+    /// by mean and variance.
+    fn freeze(&mut self, is_frozen: impl Fn(&str) -> bool) {
+        for parameter in &mut self.parameters {
+            if parameter.names().any(&is_frozen) {
+                parameter.requires_grad = false;
+            }
+        }
+        for norm in &mut self.norms {
+            let mut pair = [norm.mean, norm.variance].into_iter();
+            if pair.all(|statistic| is_frozen(&self.statistics[statistic].name)) {
+                norm.is_training = false;
+            }
+        }
     }
 
     /// Checks that it can be trained by a recipe, and says what its inputs are.
@@ -353,6 +392,12 @@ impl Program {
         names.map(index).collect()
     }
 
+    /// The input that is images, if there is one.
+    #[must_use]
+    pub fn image_input(&self) -> Option<&InputTensor> {
+        self.inputs.iter().find(|input| input.is_image())
+    }
+
     /// The graph for evaluation.
     ///
     /// # Errors
@@ -377,10 +422,9 @@ impl Program {
 
     /// Its tensors as those of a network whose head is the whole program. Initial values are in the file.
     ///
-    /// Constants that are part of the module's state dict follow the statistics, frozen. So do parameters of which
-    /// `is_frozen` says so by one of their names, and BatchNorms if it says so of mean and variance.
+    /// Constants that are part of the module's state dict follow the statistics, frozen.
     #[must_use]
-    pub fn describe(&self, is_frozen: impl Fn(&str) -> bool) -> NetworkDescription {
+    pub fn describe(&self) -> NetworkDescription {
         let tensor = |stored: &StoredTensor, role| Tensor {
             name: stored.name.clone(),
             aliases: Vec::new(),
@@ -396,18 +440,12 @@ impl Program {
             // Weights of layers have two axes or more; biases and scales of norms have one.
             decays: parameter.tensor.shape.len() > 1,
             aliases: parameter.aliases.clone(),
-            ..tensor(
-                &parameter.tensor,
-                role(parameter.requires_grad && !parameter.names().any(&is_frozen)),
-            )
+            ..tensor(&parameter.tensor, role(parameter.requires_grad))
         });
         let mut parameters: Vec<Tensor> = parameters.collect();
         let is_trained = |index: usize| {
-            self.norms.iter().any(|norm| {
-                let pair = [norm.mean, norm.variance];
-                let is_frozen = pair.iter().all(|one| is_frozen(&self.statistics[*one].name));
-                norm.is_training && !is_frozen && pair.contains(&index)
-            })
+            let mut norms = self.norms.iter();
+            norms.any(|norm| norm.is_training && [norm.mean, norm.variance].contains(&index))
         };
         let statistics = self.statistics.iter().enumerate();
         let statistics = statistics.map(|(index, stored)| tensor(stored, role(is_trained(index))));
@@ -526,13 +564,12 @@ struct OpenInput {
 
 impl GraphInputs {
     /// Adds an input; returns its name in the graph.
-    fn add(
+    fn add<'a>(
         &mut self,
-        spec: &InputSpec,
+        spec: &'a InputSpec,
         stored: &Stored<'_>,
         graph: &schema::Graph,
-        flattener: &mut Flattener,
-    ) -> Result<Option<(String, ValueId)>, String> {
+    ) -> Result<Option<(&'a str, InputOrigin)>, String> {
         let (name, origin) = match spec {
             InputSpec::Parameter { arg, parameter_name } => {
                 (&arg.name, InputOrigin::Parameter(self.parameter(parameter_name, stored)?))
@@ -559,9 +596,7 @@ impl GraphInputs {
                 return Err("uses a custom object, which only Python can make".to_owned());
             }
         };
-        let value = flattener.value();
-        self.values.insert(value, origin);
-        Ok(Some((name.clone(), value)))
+        Ok(Some((name, origin)))
     }
 
     fn parameter(&mut self, name: &str, stored: &Stored<'_>) -> Result<usize, String> {
@@ -610,9 +645,7 @@ impl OpenInput {
             }
             None => return Err(format!("input {name} is a single number, not a batch")),
         };
-        // `Symbol('s77', positive=True, integer=True)`, or just the name in other versions.
-        let symbol = samples.split('\'').nth(1).unwrap_or(samples);
-        let range = ranges.get(symbol);
+        let range = ranges.get(symbol(samples));
         let min = range.and_then(|range| range.min_val).unwrap_or(SMALLEST_OPEN_SIZE);
         if min > SMALLEST_OPEN_SIZE {
             return Err(format!(
@@ -659,7 +692,7 @@ fn outputs(
         match spec {
             OutputSpec::UserOutput { arg: schema::Argument::AsTensor(name) } => {
                 let meta = module.graph.tensor_values.get(&name.name);
-                let value = scope.get(&name.name).copied();
+                let value = scope.get(&name.name);
                 let (value, meta) = value.zip(meta).ok_or_else(|| {
                     format!("does not make its output {}: it is damaged", name.name)
                 })?;

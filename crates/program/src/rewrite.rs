@@ -30,16 +30,14 @@ pub(crate) struct FoundNorm {
 const TRAINING_FLAGS: [&str; 2] = ["train", "training"];
 
 impl Graph {
-    /// The graph for training: BatchNorm replaces its statistics by those of the batch. With frozen statistics, as
-    /// `is_frozen` says by index, it uses them and leaves them as they are.
+    /// The graph for training: BatchNorm replaces its statistics by those of the batch. With frozen statistics, it uses
+    /// them and leaves them as they are.
     #[must_use]
-    pub fn for_training(&self, norms: &[NormNode], is_frozen: impl Fn(usize) -> bool) -> Self {
+    pub fn for_training(&self, norms: &[NormNode]) -> Self {
         let mut graph = self.clone();
         for norm in norms {
             let node = &mut graph.nodes[norm.node];
-            let is_training =
-                norm.is_training && !(is_frozen(norm.mean) && is_frozen(norm.variance));
-            set(node, "training", Argument::Bool(is_training));
+            set(node, "training", Argument::Bool(norm.is_training));
             // Momentum 1 replaces the old values.
             set(node, "momentum", Argument::Float(1.0));
             set(node, "cudnn_enabled", Argument::Bool(true));

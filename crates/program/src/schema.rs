@@ -183,7 +183,7 @@ pub(crate) enum Symbol<T> {
 }
 
 /// JSON has no infinity.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum JsonFloat {
     Number(f64),
@@ -195,7 +195,7 @@ pub(crate) struct GraphArgument {
     pub(crate) graph: Graph,
 }
 
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(crate) struct TensorMeta {
     pub(crate) dtype: u8,
     pub(crate) sizes: Vec<JsonSize>,
@@ -204,7 +204,7 @@ pub(crate) struct TensorMeta {
     pub(crate) storage_offset: JsonSize,
 }
 
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum JsonSize {
     AsInt(i64),
@@ -212,9 +212,21 @@ pub(crate) enum JsonSize {
 }
 
 /// A size that depends on the input's.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(crate) struct Expression {
     pub(crate) expr_str: String,
+    /// Its value for the inputs with which the program was exported.
+    #[serde(default)]
+    pub(crate) hint: Option<Hint>,
+}
+
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[allow(clippy::enum_variant_names, reason = "the file's names")]
+pub(crate) enum Hint {
+    AsInt(i64),
+    AsFloat(JsonFloat),
+    AsBool(bool),
 }
 
 /// `data/weights/model_weights_config.json` and its twin for constants.

@@ -2,21 +2,22 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may fail loudly")]
 
-use std::{fs, path::PathBuf};
+mod kit;
 
+use std::fs;
+
+use baton_model::TensorRole;
 use baton_program::{
     Argument, Dtype, Error, ExportTask, InputRoles, InputSource, Normalisation, Program,
 };
 use baton_recipe::JobSpec;
 use tempfile::TempDir;
 
+use self::kit::{GRAPH, changed, entries, fixture, program_of, zip};
+
 /// What a recipe has by default.
 const IMAGENET: Normalisation =
     Normalisation { mean: [123.675, 116.28, 103.53], std: [58.395, 57.12, 57.375] };
-
-fn fixture(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
-}
 
 /// A recipe for a program with ten outputs, and ImageNet's normalisation.
 fn recipe(changes: &[&str]) -> JobSpec {
@@ -90,7 +91,7 @@ fn tensors_are_those_of_the_state_dict() {
 
 #[test]
 fn the_description_has_what_training_changes_and_what_the_state_dict_keeps() {
-    let network = small().describe(|_| false);
+    let network = small().describe();
     let decays: Vec<&str> = network
         .parameters
         .iter()
@@ -236,46 +237,12 @@ fn a_changed_byte_ends_in_an_error_or_the_same_program() {
     assert!(refused > 500, "{refused}");
 }
 
-/// The entries of `small.pt2`.
-fn entries() -> Vec<(String, Vec<u8>)> {
-    let bytes = fs::read(fixture("small.pt2")).unwrap();
-    let archive = rawzip::ZipArchive::from_slice(bytes.as_slice()).unwrap();
-    let entries = archive.entries().map(|entry| {
-        let entry = entry.unwrap();
-        let name = str::from_utf8(entry.file_path().as_bytes()).unwrap().to_owned();
-        let content = archive.get_entry(entry.wayfinder()).unwrap().data().to_vec();
-        (name, content)
-    });
-    entries.collect()
-}
-
-/// The program of these entries, if a recipe with ImageNet's normalisation can train it.
-fn program_of(entries: &[(String, Vec<u8>)]) -> Result<Program, Error> {
-    let folder = tempfile::tempdir().unwrap();
-    let entries: Vec<(&str, &[u8])> =
-        entries.iter().map(|(name, content)| (name.as_str(), content.as_slice())).collect();
-    let path = folder.path().join("changed.pt2");
-    fs::write(&path, zip(&entries)).unwrap();
-    let program = Program::read(&path)?;
-    program.fits(&recipe(&[])).map(|_| program)
-}
-
-/// The error of the program whose graph has `new` in place of `old`.
-fn changed(old: &str, new: &str) -> String {
-    let mut entries = entries();
-    let graph = entries.iter_mut().find(|(name, _)| name.ends_with("models/model.json"));
-    let (_, content) = graph.unwrap();
-    let text = String::from_utf8(content.clone()).unwrap();
-    assert!(text.contains(old), "{old}");
-    *content = text.replace(old, new).into_bytes();
-    program_of(&entries).unwrap_err().to_string()
-}
-
 /// The program with this `extra/baton.json`.
 fn with_metadata(text: &str) -> Result<Program, Error> {
-    let mut entries = entries();
+    let mut entries = entries("small.pt2");
     entries.push(("small/extra/baton.json".to_owned(), text.as_bytes().to_vec()));
-    program_of(&entries)
+    let program = program_of(&entries)?;
+    program.fits(&recipe(&[])).map(|_| program)
 }
 
 /// What `baton.export` writes, with other fields in place of the last ones.
@@ -300,6 +267,33 @@ fn what_export_wrote_is_known() {
     assert_eq!(found.normalisation, Some(IMAGENET));
     // Rounding is no contradiction.
     program.fits(&recipe(&["data.mean=[123.68, 116.28, 103.53]"])).unwrap();
+}
+
+#[test]
+fn a_recipe_freezes_parameters_and_batch_norms_by_pattern() {
+    let path = format!("model.program={}", fixture("small.pt2").display());
+    let read = |freeze: &str| Program::of_recipe(&recipe(&[&path, freeze]));
+    let frozen = |freeze: &str| -> Vec<String> {
+        let (program, _) = read(freeze).unwrap();
+        let network = program.describe();
+        let tensors = network.parameters.iter().chain(&network.statistics);
+        let frozen = tensors.filter(|tensor| tensor.role == TensorRole::Frozen);
+        frozen.map(|tensor| tensor.name.clone()).collect()
+    };
+    assert_eq!(frozen("model.freeze=[]"), [""; 0]);
+    assert_eq!(
+        frozen("model.freeze=['norm.*', 'second.weight']"),
+        ["norm.weight", "norm.bias", "first.weight", "norm.running_mean", "norm.running_var"]
+    );
+    assert_eq!(frozen("model.freeze=['norm.running_mean']"), [""; 0], "half of a BatchNorm");
+    for (freeze, expected) in [
+        ("model.freeze=['nrom.*']", "model.freeze = [nrom.*]: nrom.* is the name of no parameter"),
+        ("model.freeze=['*']", "has no parameter to train"),
+        ("model.no_decay=['norm.running_var']", "norm.running_var is the name of no parameter"),
+    ] {
+        let error = read(freeze).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
 }
 
 /// A recipe for `with_loss.pt2`.
@@ -455,7 +449,9 @@ fn what_cannot_be_trained_is_named_with_its_node_and_a_remedy() {
             ["returns a new order", "save the result of torch.export.export itself"],
         ),
     ] {
-        let error = changed(old, new);
+        let program =
+            changed("small.pt2", GRAPH, old, new).and_then(|program| program.fits(&recipe(&[])));
+        let error = program.unwrap_err().to_string();
         assert!(expected.iter().all(|part| error.contains(part)), "{new}: {error}");
     }
 }
@@ -476,20 +472,4 @@ fn another_major_version_is_refused_with_both_versions() {
     );
     let text = read(&folder, &zip(&[("net/notes.txt", b"")])).unwrap_err().to_string();
     assert!(text.contains("has no models/model.json"), "{text}");
-}
-
-/// A zip file with these entries, stored.
-fn zip(entries: &[(&str, &[u8])]) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    let mut archive = rawzip::ZipArchiveWriter::new(&mut bytes);
-    for (name, content) in entries {
-        let file = archive.new_file(name).compression_method(rawzip::CompressionMethod::STORE);
-        let (mut entry, config) = file.start().unwrap();
-        let mut writer = config.wrap(&mut entry);
-        std::io::Write::write_all(&mut writer, content).unwrap();
-        let (_, descriptor) = writer.finish().unwrap();
-        entry.finish(descriptor).unwrap();
-    }
-    archive.finish().unwrap();
-    bytes
 }

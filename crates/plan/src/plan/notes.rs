@@ -1,7 +1,6 @@
 //! Notes of a plan: problems and advice for the user.
 
 use baton_recipe::{
-    InputKind,
     dry_run::{DryRun, EpochSegment},
     spec::{Compute, DeviceChoice},
 };
@@ -10,6 +9,7 @@ use super::{PlanRequest, RecipePlan};
 use crate::{
     Machine, Notice, memory,
     notice::{EvaluationTime, missed_deadlines},
+    program::working_format,
     step::Bottleneck,
 };
 
@@ -20,16 +20,20 @@ impl PlanRequest<'_> {
             let EpochSegment { micro_batch, resolution, .. } = plan.memory_segment;
             let network = |resolution| self.network(resolution).ok();
             let (ranks, max_bytes) = (plan.ranks, plan.gpu_memory_bytes);
+            // The stages of a program are not known.
+            let recompute = match self.program {
+                Some(_) => "",
+                None => ", or name stages in train.recompute",
+            };
             let remedy = match memory::accumulation_that_fits(spec, run, ranks, max_bytes, network)
             {
                 Some(parts) => format!(
-                    "--set train.grad_accumulation={parts} makes them fit (BatchNorm then sees fewer samples), \
-                     or name stages in train.recompute"
+                    "--set train.grad_accumulation={parts} makes them fit (BatchNorm then sees fewer samples){recompute}"
                 ),
-                None => "name stages in train.recompute, or lower train.global_batch".to_owned(),
+                None => format!("lower train.global_batch{recompute}"),
             };
-            let is_signal = spec.model.arch.input_kind() == InputKind::Signals;
-            let at = if is_signal { String::new() } else { format!(" at {resolution} px") };
+            let at =
+                if self.takes_images() { format!(" at {resolution} px") } else { String::new() };
             notes.push(format!("micro-batches of {micro_batch}{at} do not fit: {remedy}"));
         }
         if spec.cluster.min_ranks > machine.gpus {
@@ -65,6 +69,12 @@ impl PlanRequest<'_> {
                 false => "all vCPUs decode: choose a machine with more vCPUs, or use raw images"
                     .to_owned(),
             });
+        }
+        if let Some(program) = self.program {
+            let format = working_format(spec.precision.compute);
+            let side = u64::from(plan.memory_segment.resolution);
+            let costs = program.costs(format, Some(side));
+            notes.extend(costs.ok().and_then(|costs| costs.gaps()));
         }
         // All known machines are Amazon's.
         let evaluation =

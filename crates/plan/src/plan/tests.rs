@@ -17,6 +17,7 @@ fn question(spec: &JobSpec) -> PlanRequest<'_> {
         samples: IMAGENET,
         val_samples: 50_000,
         signal: [1, 100],
+        program: None,
         dollars_per_hour: None,
         calibration: None,
     }
@@ -200,7 +201,7 @@ fn a_recipe_that_cannot_run_has_no_plan() {
     assert!(matches!(question(&linear).plan(&MACHINES[0]), Err(Error::Linear)));
     let of_program = ["model.arch=program", "model.program=net.pt2", "model.zero_init_gamma=false"];
     let program = super::tests::spec("digits_cpu", &of_program);
-    assert!(matches!(question(&program).plan(&MACHINES[0]), Err(Error::Program)));
+    assert!(matches!(question(&program).plan(&MACHINES[0]), Err(Error::ProgramNotRead)));
 }
 
 #[test]

@@ -7,21 +7,25 @@ use std::{
 };
 
 use baton_job::exit::Failure;
-use baton_program::{Error, ExportMetadata, ExportTask, Program, program::shape_text};
+use baton_program::{
+    Amount, Dtype, Error, ExportMetadata, ExportTask, OperatorCost, Program, WorkingFormat,
+    program::shape_text,
+};
 use serde::Serialize;
 
 use crate::{failure::bad_input, human, json};
 
-/// Show what is in a program: inputs, outputs, parameters, operators
+/// Show what is in a program: inputs, outputs, parameters, operators, and what they cost
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
   baton model inspect net.pt2
   baton model inspect --json net.pt2 | jq .operators
 
-Reads the graph without its weights. A program that cannot be trained is refused with the reason and
-what to do, exit code 2; only libtorch knows whether every operator exists. docs/any-model.md shows
-how to write a program.")]
+Reads the graph without its weights. Activations are what the backward pass needs, in float32 for the
+images of the export; a multiply-add is two FLOPs. `baton plan` adds gradients, optimizer and allowances.
+A program that cannot be trained is refused with the reason and what to do, exit code 2; only libtorch
+knows whether every operator exists. docs/any-model.md shows how to write a program.")]
 pub(crate) struct Args {
     /// The file that torch.export.save wrote
     file: PathBuf,
@@ -45,8 +49,23 @@ struct InspectedProgram {
     parameter_values: u64,
     /// Parameters that are not frozen.
     trained_values: u64,
+    /// Size of all parameters, bytes.
+    parameter_bytes: u64,
     batch_norms: usize,
     constants: usize,
+    /// Floating-point operations of a forward pass; a multiply-add is two.
+    flops_per_sample: u64,
+    /// Activations that are kept for the backward pass, bytes.
+    activation_bytes_per_sample: u64,
+    /// The same, whatever the number of samples, bytes.
+    activation_bytes_per_pass: u64,
+    /// Both with `precision.compute = "bf16"` or `"fp16"`; copies of weights are part of the second.
+    half_activation_bytes_per_sample: u64,
+    half_activation_bytes_per_pass: u64,
+    /// The operators that keep most, the largest first.
+    largest_activations: Vec<LargeActivation>,
+    /// Operators whose costs are not complete; `null` if all are known.
+    not_counted: Option<String>,
     /// Number of calls by operator.
     operators: BTreeMap<String, u64>,
     digest: String,
@@ -86,6 +105,20 @@ impl From<&ExportMetadata> for InspectedMetadata {
     }
 }
 
+/// An operator with its activations.
+#[derive(Debug, Serialize)]
+struct LargeActivation {
+    /// Its name in the graph.
+    node: String,
+    /// Path of its module; empty for the outermost.
+    module: String,
+    operator: String,
+    bytes_per_sample: u64,
+}
+
+/// Number of operators that are shown with their activations.
+const SHOWN_OPERATORS: usize = 5;
+
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let found = inspected(&args.file).map_err(bad_input)?;
     json::print(args.json, &found, |found| text(found).trim_end().to_owned());
@@ -99,10 +132,23 @@ fn inspected(path: &Path) -> Result<InspectedProgram, Error> {
     for node in &program.graph.nodes {
         *operators.entry(node.operator.clone()).or_default() += 1;
     }
-    let values = |trained_only: bool| {
+    let values = |trained_only: bool| -> u64 {
         let parameters = program.parameters.iter();
         let counted = parameters.filter(|parameter| parameter.requires_grad || !trained_only);
         counted.map(|parameter| parameter.tensor.len()).sum()
+    };
+    let costs = program.costs(WorkingFormat::Float32, None)?;
+    let half = program.costs(WorkingFormat::Half, None)?.kept();
+    let Amount { fixed, per_sample } = costs.kept();
+    let mut largest: Vec<&OperatorCost<'_>> =
+        costs.operators.iter().filter(|cost| cost.kept.per_sample > 0).collect();
+    largest.sort_by_key(|cost| std::cmp::Reverse(cost.kept.per_sample));
+    largest.truncate(SHOWN_OPERATORS);
+    let large = |cost: &OperatorCost<'_>| LargeActivation {
+        node: cost.node.location.node.clone(),
+        module: cost.node.location.module.clone(),
+        operator: cost.node.operator.clone(),
+        bytes_per_sample: cost.kept.per_sample,
     };
     let inputs = program.inputs.iter().map(|input| InspectedTensor {
         name: Some(input.name.clone()),
@@ -115,6 +161,14 @@ fn inspected(path: &Path) -> Result<InspectedProgram, Error> {
         shape: output.shape.clone(),
     });
     Ok(InspectedProgram {
+        parameter_bytes: values(false).saturating_mul(Dtype::F32.bytes()),
+        flops_per_sample: costs.macs().per_sample.saturating_mul(2),
+        activation_bytes_per_sample: per_sample,
+        activation_bytes_per_pass: fixed,
+        half_activation_bytes_per_sample: half.per_sample,
+        half_activation_bytes_per_pass: half.fixed,
+        largest_activations: largest.into_iter().map(large).collect(),
+        not_counted: costs.gaps(),
         inputs: inputs.collect(),
         outputs: outputs.collect(),
         metadata: program.metadata.as_ref().map(InspectedMetadata::from),
@@ -128,6 +182,14 @@ fn inspected(path: &Path) -> Result<InspectedProgram, Error> {
         digest: program.digest,
         torch_version: program.torch_version,
     })
+}
+
+/// A number of floating-point operations.
+fn flops(number: u64) -> String {
+    match number as f64 {
+        small if small < 1e9 => format!("{:.3} MFLOP", small / 1e6),
+        large => format!("{:.3} GFLOP", large / 1e9),
+    }
 }
 
 fn text(found: &InspectedProgram) -> String {
@@ -151,13 +213,27 @@ fn text(found: &InspectedProgram) -> String {
     }
     let _ = writeln!(
         text,
-        "parameters  {} in {}, {} trained\nkept        {}, {}",
+        "parameters  {} in {}, {} trained, {} frozen: {}\nkept        {}, {}\n\
+         arithmetic  {} per sample and forward pass\n\
+         activations {} per sample, {} with bf16 or fp16",
         human::grouped(found.parameter_values),
         human::count(found.parameters as u64, "tensor"),
         human::grouped(found.trained_values),
+        human::grouped(found.parameter_values - found.trained_values),
+        human::bytes(found.parameter_bytes),
         human::count(found.batch_norms as u64, "BatchNorm"),
         human::count(found.constants as u64, "constant"),
+        flops(found.flops_per_sample),
+        human::bytes(found.activation_bytes_per_sample),
+        human::bytes(found.half_activation_bytes_per_sample),
     );
+    for LargeActivation { node, module, operator, bytes_per_sample } in &found.largest_activations {
+        let place = if module.is_empty() { node } else { module };
+        let _ = writeln!(text, "{:>12}  {operator} of {place}", human::bytes(*bytes_per_sample));
+    }
+    if let Some(gaps) = &found.not_counted {
+        let _ = writeln!(text, "not counted {gaps}");
+    }
     let _ = writeln!(text, "operators");
     for (operator, calls) in &found.operators {
         let _ = writeln!(text, "{calls:>6}  {operator}");

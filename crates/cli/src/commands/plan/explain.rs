@@ -11,7 +11,7 @@ use baton_plan::{
         TimeByLimit,
     },
 };
-use baton_recipe::InputKind;
+use baton_program::program::shape_text;
 
 use super::table::{dollars, wrapped};
 use crate::human::{bytes, count, duration, grouped};
@@ -114,7 +114,7 @@ fn rates(
     line(
         "data loader",
         match plan.loader {
-            None => "speed not known for signals; assumed to be fast enough".to_owned(),
+            None => "speed known for images only; assumed to be fast enough".to_owned(),
             Some(loader) => format!(
                 "{} threads x {} images/s (docs/measurements/loader.md) = {:.0} images/s",
                 loader.threads, loader.images_per_second_and_thread, loader.images_per_second
@@ -185,12 +185,16 @@ fn segment_lines(
     );
 }
 
-/// Size of a sample: the resolution of an image, or the shape of a signal.
+/// Size of a sample: the resolution of an image, or the shape of a signal or array.
 fn size(request: &PlanRequest<'_>, resolution: u32) -> String {
     let [channels, length] = request.signal;
-    match request.spec.model.arch.input_kind() {
-        InputKind::Signals => format!("{channels} x {length} values"),
-        _ => format!("{resolution} px"),
+    match request.program {
+        _ if request.takes_images() => format!("{resolution} px"),
+        Some(program) => {
+            let shapes = program.inputs.iter().map(|input| shape_text(&input.shape));
+            shapes.collect::<Vec<_>>().join(", ")
+        }
+        None => format!("{channels} x {length} values"),
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use baton_access::bounded::{MAX_RECIPE_BYTES, read_text};
 use baton_job::exit::Failure;
 use baton_plan::{Calibration, Error, MACHINES, Machine, PlanRequest, RecipePlan};
-use baton_recipe::{InputKind, JobSpec, dry_run::MAX_SAMPLES};
+use baton_recipe::dry_run::MAX_SAMPLES;
 
 use super::recipe::{self, Samples};
 use crate::{failure::bad_input, json, output};
@@ -85,16 +85,19 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         Calibration::from_json(&text).map_err(|error| about(error.to_string()))
     });
     let calibration = calibration.transpose()?;
-    let ([samples, val_samples], assumed) =
-        sizes(&spec, args).map_err(|problem| recipe::about(&path, problem))?;
+    let program = recipe::program(&spec).map_err(|problem| recipe::about(&path, problem))?;
     let request = PlanRequest {
         spec: &spec,
-        samples,
-        val_samples,
+        samples: 0,
+        val_samples: 0,
         signal: args.signal.0,
+        program: program.as_ref(),
         dollars_per_hour: args.price,
         calibration: calibration.as_ref(),
     };
+    let ([samples, val_samples], assumed) =
+        sizes(&request, args).map_err(|problem| recipe::about(&path, problem))?;
+    let request = PlanRequest { samples, val_samples, ..request };
     let plans = machines.iter().map(|machine| request.plan(machine));
     let plans: Vec<RecipePlan> = plans.collect::<Result<_, _>>().map_err(|error| match error {
         Error::Calibration(_) => bad_input(error.to_string()),
@@ -136,12 +139,12 @@ fn machines(names: &[String]) -> Result<Vec<&'static Machine>, Failure> {
 }
 
 /// Sizes of the training and the validation set, and whether one of them is assumed.
-fn sizes(spec: &JobSpec, args: &Args) -> Result<([u64; 2], bool), String> {
+fn sizes(request: &PlanRequest<'_>, args: &Args) -> Result<([u64; 2], bool), String> {
+    let spec = request.spec;
     let locations = [&spec.data.train, &spec.data.val];
     let given = [args.samples, args.val_samples];
     let (imagenet, classes) = IMAGENET;
-    let may_be_imagenet =
-        spec.model.num_classes == classes && spec.model.arch.input_kind() == InputKind::Images;
+    let may_be_imagenet = spec.model.num_classes == classes && request.takes_images();
     let (mut sizes, mut assumed) = ([0; 2], false);
     for (index, flag) in ["--samples", "--val-samples"].into_iter().enumerate() {
         sizes[index] = match Samples::at(locations[index], given[index])? {

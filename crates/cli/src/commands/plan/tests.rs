@@ -1,5 +1,6 @@
 use std::path::Path;
 
+use baton_recipe::JobSpec;
 use insta::{assert_json_snapshot, assert_snapshot};
 
 use super::*;
@@ -16,6 +17,7 @@ fn request(spec: &JobSpec) -> PlanRequest<'_> {
         samples: 1_281_167,
         val_samples: 50_000,
         signal: [1, 100],
+        program: None,
         dollars_per_hour: None,
         calibration: None,
     }

@@ -9,12 +9,12 @@ use baton_plan::{
 };
 use baton_program::Program;
 use baton_recipe::{
-    InputKind, JobSpec,
+    JobSpec,
     dry_run::{DryRun, MAX_SAMPLES},
     spec::{DeviceChoice, Error},
 };
 
-use super::{Samples, find, text};
+use super::{Samples, find, program, text};
 use crate::{
     failure::bad_input,
     human::{count, grouped},
@@ -82,9 +82,10 @@ fn check(path: &Path, args: &Args) -> CheckedRecipe {
         Err(error) => return CheckedRecipe { problem: Some(error.to_string()), ..found },
     };
     let deprecated_keys = spec.deprecated_keys();
-    if let Some(problem) = program_problem(&spec) {
-        return CheckedRecipe { problem: Some(problem), ..found };
-    }
+    let program = match program(&spec) {
+        Ok(program) => program,
+        Err(problem) => return CheckedRecipe { problem: Some(problem), ..found },
+    };
     let val_samples = match Samples::at(&spec.data.val, args.val_samples) {
         Ok(samples) => samples,
         Err(problem) => return CheckedRecipe { problem: Some(problem), ..found },
@@ -110,7 +111,8 @@ fn check(path: &Path, args: &Args) -> CheckedRecipe {
             Err(faults) => CheckedRecipe { faults, ..found },
             Ok(run) => {
                 let warnings = run.warnings(&spec);
-                let missed_deadlines = deadlines(&evaluation_times(&spec, samples, &val_samples));
+                let times = evaluation_times(&spec, program.as_ref(), samples, &val_samples);
+                let missed_deadlines = deadlines(&times);
                 let run = Some(run);
                 CheckedRecipe {
                     ok: true,
@@ -125,31 +127,28 @@ fn check(path: &Path, args: &Args) -> CheckedRecipe {
     }
 }
 
-/// Why the program of a recipe cannot be trained.
-fn program_problem(spec: &JobSpec) -> Option<String> {
-    let path = spec.model.arch.is_program().then(|| Path::new(&spec.model.program))?;
-    let checked = Program::read(path).and_then(|program| program.fits(spec));
-    checked.err().map(|error| format!("model.program: {error}"))
-}
-
 /// Estimated duration of an evaluation on every known machine. Empty if there is no estimate: on a CPU, for signals,
 /// whose shape is in the data, or if the size of the validation set is not known.
-fn evaluation_times(spec: &JobSpec, samples: u64, val_samples: &Samples) -> Vec<EvaluationTime> {
-    let is_estimated = spec.cluster.device != DeviceChoice::Cpu
-        && spec.model.arch.input_kind() == InputKind::Images;
-    let val_samples = match val_samples {
-        Samples::Known(samples) if is_estimated => *samples,
-        _ => return Vec::new(),
-    };
+fn evaluation_times(
+    spec: &JobSpec,
+    program: Option<&Program>,
+    samples: u64,
+    val_samples: &Samples,
+) -> Vec<EvaluationTime> {
+    let Samples::Known(val_samples) = *val_samples else { return Vec::new() };
     let request = PlanRequest {
         spec,
         samples,
         val_samples,
         // Only for signals.
         signal: [1, 1],
+        program,
         dollars_per_hour: None,
         calibration: None,
     };
+    if spec.cluster.device == DeviceChoice::Cpu || !request.takes_images() {
+        return Vec::new();
+    }
     let plans = MACHINES.iter().filter_map(|machine| request.plan(machine).ok());
     let time = |plan: RecipePlan| EvaluationTime {
         machine: plan.machine,

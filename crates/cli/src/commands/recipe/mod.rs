@@ -13,7 +13,8 @@ pub(crate) use baton_console::{
     recipe::{about, find, read, resolved, text},
 };
 use baton_job::exit::{Failure, OK};
-use baton_recipe::spec;
+use baton_program::Program;
+use baton_recipe::{JobSpec, spec};
 use clap::Subcommand;
 use serde::Serialize;
 
@@ -34,6 +35,18 @@ pub(super) async fn run(command: &Command) -> Result<u8, Failure> {
         Command::Diff(args) => diff::run(args),
         Command::Get(args) => get::run(args).await.map(|()| OK),
     }
+}
+
+/// The program of a recipe; `None` if its network is another one.
+///
+/// # Errors
+/// The program cannot be read, or not be trained with this recipe.
+pub(crate) fn program(spec: &JobSpec) -> Result<Option<Program>, String> {
+    if !spec.model.arch.is_program() {
+        return Ok(None);
+    }
+    let program = Program::of_recipe(spec);
+    program.map(|(program, _)| Some(program)).map_err(|error| format!("model.program: {error}"))
 }
 
 /// The error for an invalid recipe, with all its faults.

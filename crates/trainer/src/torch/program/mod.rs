@@ -7,8 +7,6 @@
 
 mod executor;
 
-use std::path::Path;
-
 use baton_data::random::Draws;
 use baton_model::{InputShape, NetworkDescription};
 use baton_program::{
@@ -48,23 +46,16 @@ impl ProgramNetwork {
     /// # Errors
     /// The program cannot be read, run, or does not fit the recipe.
     pub(super) fn read(spec: &JobSpec, device: Device) -> Result<Self, Error> {
-        let program = Program::read(Path::new(&spec.model.program)).map_err(recipe)?;
+        let (program, roles) = Program::of_recipe(spec).map_err(recipe)?;
         let fail = |problem: String| recipe(program.error(problem));
-        let roles = program.fits(spec).map_err(recipe)?;
         let losses = match spec.loss.kind {
             LossKind::Program => program.loss_outputs(&spec.loss.metrics),
             _ => None,
         };
-        let description = program.describe(|name| spec.model.is_frozen_in_program(name));
+        let description = program.describe();
         let description = description.without_decay(|name| spec.model.is_without_decay(name));
-        if description.parameters.iter().all(baton_model::Tensor::is_frozen) {
-            return Err(fail(
-                "has no parameter to train: set requires_grad, or change model.freeze".to_owned(),
-            ));
-        }
-        let is_frozen = |index: usize| description.statistics[index].is_frozen();
         let evaluation = program.evaluation().map_err(recipe)?;
-        let training = program.graph.for_training(&program.norms, is_frozen);
+        let training = program.graph.for_training(&program.norms);
         let constants = program.constants.iter();
         let constants = constants.map(|constant| value(&program, &constant.tensor, device));
         Ok(Self {
