@@ -21,10 +21,15 @@ fn main() {
 
 /// Uses the same settings as torch-sys for its own file.
 fn compile(libraries: &Path) {
-    const SOURCES: [&str; 2] = ["src/torch/fused/batch_norm.cpp", "src/torch/program/executor.cpp"];
+    const SOURCES: [&str; 3] = [
+        "src/torch/fused/batch_norm.cpp",
+        "src/torch/program/executor.cpp",
+        "src/torch/program/recompute.cpp",
+    ];
+    const HEADERS: [&str; 2] = ["../gpu/src/kernels/batch_norm.h", "src/torch/program/executor.h"];
     /// Folder of batch_norm.h.
     const KERNELS: &str = "../gpu/src/kernels";
-    for file in SOURCES.iter().copied().chain(["../gpu/src/kernels/batch_norm.h"]) {
+    for file in SOURCES.iter().chain(&HEADERS) {
         println!("cargo::rerun-if-changed={file}");
     }
     let include = libraries.join("../include");

@@ -10,6 +10,7 @@
 //! | [`rewrite`] | the graphs for training and for evaluation |
 //! | [`metadata`] | what the outputs mean and how inputs are normalised, if `baton.export` wrote the file |
 //! | [`cost`], [`rules`], [`size`] | arithmetic, memory traffic and kept activations of each operator |
+//! | [`span`] | the nodes of a module, whose activations are recomputed |
 //! | [`tensor`] | tensors in the file |
 //! | `archive`, `schema`, `shape` | the zip file and its JSON; shapes in it |
 
@@ -25,6 +26,7 @@ pub mod rules;
 mod schema;
 mod shape;
 pub mod size;
+pub mod span;
 pub mod tensor;
 
 use std::path::{Path, PathBuf};
@@ -37,6 +39,7 @@ pub use self::{
     rewrite::NormNode,
     rules::OperatorKind,
     size::Amount,
+    span::Span,
     tensor::{Dtype, StoredTensor},
 };
 

@@ -20,6 +20,7 @@ use crate::{
     rewrite::{FoundNorm, NormNode},
     schema::{self, InputSpec, JsonSize, OutputSpec, Payload},
     size::symbol,
+    span::Span,
     tensor::{Dtype, StoredTensor, stored},
 };
 
@@ -303,6 +304,7 @@ impl Program {
                 dtype.name()
             )));
         }
+        self.recomputed(&spec.train.recompute)?;
         self.evaluation().map(|_| roles)
     }
 
@@ -390,6 +392,17 @@ impl Program {
         };
         let names = std::iter::once(LOSS_OUTPUT).chain(metrics.iter().map(String::as_str));
         names.map(index).collect()
+    }
+
+    /// The nodes of `train.recompute`.
+    ///
+    /// # Errors
+    /// As [`Graph::spans`].
+    pub fn recomputed(&self, modules: &[String]) -> Result<Vec<Span>, Error> {
+        let spans = self.graph.spans(modules);
+        spans.map_err(|problem| {
+            self.error(format!("cannot recompute all of train.recompute: {problem}"))
+        })
     }
 
     /// The input that is images, if there is one.

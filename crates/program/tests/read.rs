@@ -270,6 +270,30 @@ fn what_export_wrote_is_known() {
 }
 
 #[test]
+fn nodes_of_a_module_follow_each_other_or_are_refused() {
+    let names = |modules: &[&str]| -> Vec<String> {
+        modules.iter().map(|module| (*module).to_owned()).collect()
+    };
+    let graph = small().graph;
+    let spans = graph.spans(&names(&["norm", "conv"])).unwrap();
+    let found: Vec<_> = spans.iter().map(|span| (span.module.as_str(), span.nodes.len())).collect();
+    assert_eq!(found, [("conv", 1), ("norm", 1)]);
+    assert_eq!(spans[0].outputs.len(), 1);
+    assert!(spans[1].inputs.contains(&spans[0].outputs[0]));
+    assert_eq!(spans[1].inputs.len(), 5, "weight, bias, mean, variance and the activations");
+    for (modules, expected) in [
+        (&["layer1"][..], "layer1 is no module of the program: choose among conv, norm, drop"),
+        (&["conv", "conv"], "conv and conv share operators"),
+    ] {
+        let error = graph.spans(&names(modules)).unwrap_err();
+        assert!(error.contains(expected), "{error}");
+    }
+    let path = format!("model.program={}", fixture("small.pt2").display());
+    let error = Program::of_recipe(&recipe(&[&path, "train.recompute=['layer1']"])).unwrap_err();
+    assert!(error.to_string().contains("cannot recompute all of train.recompute"), "{error}");
+}
+
+#[test]
 fn a_recipe_freezes_parameters_and_batch_norms_by_pattern() {
     let path = format!("model.program={}", fixture("small.pt2").display());
     let read = |freeze: &str| Program::of_recipe(&recipe(&[&path, freeze]));

@@ -48,6 +48,7 @@ use baton_trainer::{
 
 const SEEDS: u64 = 200;
 const RESNET_SEEDS: u64 = 2;
+const PROGRAM_SEEDS: u64 = 3;
 const FAULTS: usize = 20;
 const VIRTUAL_RANKS: u32 = 4;
 
@@ -437,6 +438,34 @@ fn any_series_of_faults_ends_with_the_bits_evaluations_and_samples_of_an_undistu
         workers.into_iter().for_each(|worker| worker.join().unwrap());
     });
     println!("{} histories, each with {FAULTS} faults", seeds.end - seeds.start);
+}
+
+#[test]
+fn a_program_ends_with_the_same_bits_after_any_series_of_faults() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../program/tests/fixtures/with_loss.pt2");
+    let program = format!("model.program={path}");
+    let spec = spec(&[
+        "model.arch=program",
+        &program,
+        "model.num_classes=1",
+        "model.channels_last=false",
+        "model.zero_init_gamma=false",
+        "loss={ kind='program', metrics=['accuracy', 'digit_error'] }",
+        "data.extra_fields=['label']",
+        "train={ epochs=30, global_batch=60, resolution=8, virtual_ranks=4, recompute=['norm', 'drop'] }",
+        "schedule={ kind='constant', lr=0.02 }",
+        "ema={ decay=0.9, every_steps=2 }",
+    ]);
+    let learner =
+        |spec: &JobSpec, inputs: &InputType| TorchLearner::blank(spec, inputs, Device::Cpu);
+    let work = Work { spec, learner, max_moments: 80 };
+    let undisturbed = History::new(&work, 2).finish();
+    assert_eq!(undisturbed.evaluations.len(), 15);
+    for seed in seeds(PROGRAM_SEEDS) {
+        if let Err(problem) = history(seed, &work, &undisturbed) {
+            panic!("{problem}");
+        }
+    }
 }
 
 #[test]

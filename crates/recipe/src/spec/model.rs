@@ -236,11 +236,6 @@ fn program(spec: &JobSpec, rules: &mut Rules) {
     unsupported(model.zero_init_gamma, "model.zero_init_gamma", "initialise it in Python");
     unsupported(model.blur_pool, "model.blur_pool", "add it in Python");
     unsupported(model.new_head, "model.new_head", "replace the head in Python");
-    unsupported(
-        !spec.train.recompute.is_empty(),
-        "train.recompute",
-        "the blocks of a program are not known",
-    );
     rules.check(
         !spec.precision.fused,
         "precision.fused",

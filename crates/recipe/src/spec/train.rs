@@ -34,7 +34,8 @@ pub struct Train {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub phases: Vec<TrainPhase>,
     /// Blocks whose activations are recomputed for the gradient instead of kept (Chen et al. 2016): less memory, one
-    /// more forward pass of these blocks; frozen blocks are not allowed.
+    /// more forward pass of these blocks; frozen blocks are not allowed. With `arch = "program"`: paths of modules, such as
+    /// `features.3`; in bf16 and fp16, the last bits of a weight that they share with other modules may differ.
     #[serde(default)]
     pub recompute: Vec<String>,
 }

@@ -1,91 +1,19 @@
-// Calls ATen operators by name through libtorch's dispatcher, with autograd and autocast. Rust (mod.rs) describes the
+// Calls ATen operators by name through libtorch's dispatcher, with autograd and autocast. Rust (executor.rs) describes the
 // calls once; constant arguments are converted and operators are looked up then.
 
+#include "executor.h"
+
 #include <cmath>
-#include <cstdint>
-#include <cstring>
-#include <exception>
 #include <mutex>
-#include <optional>
-#include <string>
-#include <vector>
 
 #include <ATen/Context.h>
 #include <ATen/ScalarOps.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/Generator.h>
-#include <ATen/core/Tensor.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/core/stack.h>
 
+namespace baton {
 namespace {
-
-using at::Tensor;
-using c10::IValue;
-
-// --- The same declarations are in mod.rs ----------------------------------------------------------
-
-// Buffer for an error message.
-struct Message {
-    char *text;
-    size_t len;
-};
-
-// Where a result is kept. `element` is its index in a list, or -1.
-struct Result {
-    uint32_t returned;
-    int32_t element;
-    uint32_t value;
-};
-
-// How a node runs.
-struct Run {
-    // For operators that draw random numbers.
-    uint64_t seed;
-    bool has_gradient;
-    // Number format of autocast as a c10::ScalarType; -1: no autocast.
-    int32_t autocast;
-};
-
-// --------------------------------------------------------------------------------------------------
-
-// An argument: a constant, a value, or a list of arguments that contains values.
-struct Argument {
-    IValue constant;
-    std::optional<uint32_t> value;
-    std::optional<std::vector<Argument>> items;
-};
-
-// An argument that has to be made for each call.
-struct Slot {
-    size_t position;
-    Argument argument;
-    c10::TypePtr type;
-};
-
-struct Node {
-    std::optional<c10::OperatorHandle> op;
-    // Arithmetic of sizes, if `op` is absent.
-    std::string arithmetic;
-    bool is_random = false;
-    std::vector<IValue> arguments;
-    std::vector<Slot> slots;
-    std::vector<Result> results;
-    std::vector<uint32_t> last_uses;
-};
-
-struct Graph {
-    at::Device device;
-    std::vector<Node> nodes;
-    // Arguments under construction; a list takes the last ones.
-    std::vector<Argument> pushed;
-    std::vector<std::pair<std::string, Argument>> named;
-};
-
-struct Values {
-    std::vector<IValue> values;
-};
 
 c10::TypePtr without_optional(const c10::TypePtr &type) {
     auto optional = type->cast<c10::OptionalType>();
@@ -155,7 +83,7 @@ bool has_values(const Argument &argument) {
 }
 
 // Fills in the arguments of an operator.
-void bind(Node &node, std::vector<std::pair<std::string, Argument>> named) {
+void bind(GraphNode &node, std::vector<std::pair<std::string, Argument>> named) {
     const auto &schema = node.op->schema();
     const auto &arguments = schema.arguments();
     std::vector<bool> is_given(arguments.size());
@@ -258,7 +186,7 @@ struct Autocast {
     }
 };
 
-void call(const Node &node, at::Device device, uint64_t seed, std::vector<IValue> &stack) {
+void call(const GraphNode &node, at::Device device, uint64_t seed, std::vector<IValue> &stack) {
     if (!node.is_random) return node.op->callBoxed(&stack);
     // All such operators use the generator of the process, so they run one at a time.
     static std::mutex turn;
@@ -271,7 +199,9 @@ void call(const Node &node, at::Device device, uint64_t seed, std::vector<IValue
     node.op->callBoxed(&stack);
 }
 
-void run(const Graph &graph, const Node &node, Values &values, const Run &how) {
+} // namespace
+
+void run(const Graph &graph, const GraphNode &node, Values &values, const Run &how) {
     at::AutoGradMode gradient(how.has_gradient);
     Autocast autocast(graph.device.type(), how.autocast);
     std::vector<IValue> stack = node.arguments;
@@ -289,21 +219,9 @@ void run(const Graph &graph, const Node &node, Values &values, const Run &how) {
     for (auto value : node.last_uses) values.values.at(value) = IValue();
 }
 
-template <typename Body> bool without_exceptions(Message message, Body body) {
-    try {
-        body();
-        return true;
-    } catch (const c10::Error &error) {
-        std::strncpy(message.text, error.what_without_backtrace(), message.len - 1);
-    } catch (const std::exception &error) {
-        std::strncpy(message.text, error.what(), message.len - 1);
-    } catch (...) {
-        std::strncpy(message.text, "unknown exception", message.len - 1);
-    }
-    return false;
-}
+} // namespace baton
 
-} // namespace
+using namespace baton;
 
 extern "C" {
 
@@ -344,7 +262,7 @@ bool baton_graph_add(Graph *graph, const char *name, const char *overload, const
     auto named = std::move(graph->named);
     graph->named.clear();
     return without_exceptions(message, [&] {
-        Node node;
+        GraphNode node;
         node.results.assign(results, results + results_len);
         node.last_uses.assign(last_uses, last_uses + last_uses_len);
         if (std::strstr(name, "::")) {

@@ -1,12 +1,13 @@
-//! A graph prepared for libtorch: the Rust side of executor.cpp.
+//! A graph prepared for libtorch: the Rust side of executor.cpp and recompute.cpp.
 
 use std::{
     ffi::{CString, c_char},
+    ops::Range,
     ptr::NonNull,
 };
 
 use baton_program::{
-    Argument, Dtype, Graph, GraphNode, InputSource, NodeResult, ValueId,
+    Argument, Dtype, Graph, GraphNode, InputSource, NodeResult, Span, ValueId,
     graph::{CodeLocation, MemoryFormat},
 };
 use tch::{Device, TchError, Tensor};
@@ -20,6 +21,8 @@ pub(super) struct Executor {
     graph: NonNull<CGraph>,
     nodes: Vec<NodeSettings>,
     inputs: Vec<(ValueId, InputSource)>,
+    /// Parts whose activations are recomputed for the gradient.
+    recomputed: Vec<RecomputedNodes>,
     values: u32,
     outputs: Vec<ValueId>,
 }
@@ -29,6 +32,16 @@ struct NodeSettings {
     has_gradient: bool,
     is_autocast: bool,
     location: CodeLocation,
+}
+
+/// Nodes whose activations are recomputed.
+#[derive(Debug)]
+struct RecomputedNodes {
+    nodes: Range<usize>,
+    inputs: Vec<u32>,
+    outputs: Vec<u32>,
+    /// Inputs that BatchNorm writes to.
+    statistics: Vec<u32>,
 }
 
 /// How a graph is run.
@@ -47,11 +60,15 @@ pub(super) struct RunError {
 }
 
 impl Executor {
-    /// Looks up the operators of `graph`.
+    /// Looks up the operators of `graph`. Activations of the `recomputed` parts are not kept for the gradient.
     ///
     /// # Errors
     /// An operator does not exist or does not take these arguments.
-    pub(super) fn new(graph: &Graph, device: Device) -> Result<Self, String> {
+    pub(super) fn new(
+        graph: &Graph,
+        recomputed: Vec<Span>,
+        device: Device,
+    ) -> Result<Self, String> {
         let (is_gpu, ordinal) = match device {
             Device::Cuda(ordinal) => (true, i32::try_from(ordinal).unwrap_or(i32::MAX)),
             _ => (false, 0),
@@ -62,6 +79,10 @@ impl Executor {
             graph: handle.ok_or("out of memory")?,
             nodes: Vec::with_capacity(graph.nodes.len()),
             inputs: graph.inputs.clone(),
+            recomputed: recomputed
+                .into_iter()
+                .map(|span| RecomputedNodes::new(span, graph))
+                .collect(),
             values: graph.values,
             outputs: graph.outputs.clone(),
         };
@@ -166,22 +187,41 @@ impl Executor {
             values.set(*value, source(*from));
         }
         let autocast = how.autocast.map_or(-1, scalar_type);
-        for (index, node) in self.nodes.iter().enumerate() {
+        let mut run_of = |node: &NodeSettings| CRun {
+            seed: (how.seed)(),
+            has_gradient: how.has_gradient && node.has_gradient,
+            autocast: if node.is_autocast { autocast } else { -1 },
+        };
+        let mut recomputed = self.recomputed.iter().filter(|_| how.has_gradient).peekable();
+        let mut index = 0;
+        while let Some(node) = self.nodes.get(index) {
             if is_interrupted() {
                 return Ok(None);
             }
-            let run = CRun {
-                seed: (how.seed)(),
-                has_gradient: how.has_gradient && node.has_gradient,
-                autocast: if node.is_autocast { autocast } else { -1 },
+            let part = recomputed.next_if(|part| part.nodes.start == index);
+            let graph = self.graph.as_ptr();
+            let done = match part {
+                None => {
+                    let run = run_of(node);
+                    // SAFETY: both objects are alive, and the values are as many as the graph has.
+                    ErrorText::captured(|message| unsafe {
+                        baton_graph_run(graph, index, values.0, run, message).then_some(())
+                    })
+                }
+                Some(part) => {
+                    let runs: Vec<CRun> =
+                        self.nodes[part.nodes.clone()].iter().map(&mut run_of).collect();
+                    // SAFETY: as above; there is a way to run for each node of the part. The graph outlives the
+                    // backward pass, as the learner that makes it owns the graph.
+                    ErrorText::captured(|message| unsafe {
+                        let span = part.c_span();
+                        baton_graph_run_recomputed(graph, span, values.0, runs.as_ptr(), message)
+                            .then_some(())
+                    })
+                }
             };
-            ErrorText::captured(|message| {
-                // SAFETY: both objects are alive, and the values are as many as the graph has.
-                let is_done =
-                    unsafe { baton_graph_run(self.graph.as_ptr(), index, values.0, run, message) };
-                is_done.then_some(())
-            })
-            .map_err(|error| RunError { location: node.location.to_string(), error })?;
+            done.map_err(|error| RunError { location: node.location.to_string(), error })?;
+            index = part.map_or(index + 1, |part| part.nodes.end);
         }
         let outputs: Option<Vec<Tensor>> =
             self.outputs.iter().map(|output| values.get(*output)).collect();
@@ -189,6 +229,38 @@ impl Executor {
             location: "output".to_owned(),
             error: TchError::Torch("is not a tensor".to_owned()),
         })
+    }
+}
+
+impl RecomputedNodes {
+    fn new(span: Span, graph: &Graph) -> Self {
+        let is_statistic = |value: &ValueId| {
+            let mut inputs = graph.inputs.iter();
+            inputs.any(|(input, source)| {
+                input == value && matches!(source, InputSource::Statistic(_))
+            })
+        };
+        let indices = |values: &[ValueId]| values.iter().map(|value| value.0).collect();
+        let statistics = span.inputs.iter().filter(|value| is_statistic(value));
+        Self {
+            statistics: statistics.map(|value| value.0).collect(),
+            inputs: indices(&span.inputs),
+            outputs: indices(&span.outputs),
+            nodes: span.nodes,
+        }
+    }
+
+    fn c_span(&self) -> CSpan {
+        CSpan {
+            first: self.nodes.start,
+            end: self.nodes.end,
+            inputs: self.inputs.as_ptr(),
+            inputs_len: self.inputs.len(),
+            outputs: self.outputs.as_ptr(),
+            outputs_len: self.outputs.len(),
+            statistics: self.statistics.as_ptr(),
+            statistics_len: self.statistics.len(),
+        }
     }
 }
 
@@ -267,7 +339,7 @@ fn memory_format(format: MemoryFormat) -> i64 {
     }
 }
 
-// --- The same declarations are in executor.cpp ----------------------------------------------------
+// --- The same declarations are in executor.h, executor.cpp and recompute.cpp ----------------------
 
 #[repr(C)]
 struct CGraph {
@@ -292,6 +364,19 @@ struct CRun {
     seed: u64,
     has_gradient: bool,
     autocast: i32,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct CSpan {
+    first: usize,
+    end: usize,
+    inputs: *const u32,
+    inputs_len: usize,
+    outputs: *const u32,
+    outputs_len: usize,
+    statistics: *const u32,
+    statistics_len: usize,
 }
 
 unsafe extern "C" {
@@ -325,6 +410,13 @@ unsafe extern "C" {
         node: usize,
         values: *mut CValues,
         how: CRun,
+        message: ErrorText,
+    ) -> bool;
+    fn baton_graph_run_recomputed(
+        graph: *const CGraph,
+        span: CSpan,
+        values: *mut CValues,
+        how: *const CRun,
         message: ErrorText,
     ) -> bool;
     fn baton_tensor_version(tensor: *const C_tensor) -> u32;

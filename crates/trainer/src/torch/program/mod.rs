@@ -56,12 +56,13 @@ impl ProgramNetwork {
         let description = description.without_decay(|name| spec.model.is_without_decay(name));
         let evaluation = program.evaluation().map_err(recipe)?;
         let training = program.graph.for_training(&program.norms);
+        let recomputed = program.recomputed(&spec.train.recompute).map_err(recipe)?;
         let constants = program.constants.iter();
         let constants = constants.map(|constant| value(&program, &constant.tensor, device));
         Ok(Self {
             constants: constants.collect::<Result<_, _>>()?,
-            training: Executor::new(&training, device).map_err(&fail)?,
-            evaluation: Executor::new(&evaluation, device).map_err(&fail)?,
+            training: Executor::new(&training, recomputed, device).map_err(&fail)?,
+            evaluation: Executor::new(&evaluation, Vec::new(), device).map_err(&fail)?,
             autocast: match spec.precision.compute {
                 Compute::Fp32 => None,
                 Compute::Bf16 => Some(Dtype::Bf16),

@@ -47,6 +47,30 @@ fn masks_depend_on_the_micro_batch_alone() {
 }
 
 #[test]
+fn recomputed_modules_give_the_same_bits() {
+    let results = |changes: &[&str]| {
+        let mut learner = program(changes);
+        let mut leaf = learner.new_leaf().unwrap();
+        let loss = learner.gradient(&images(0), 1.0, &mut leaf).unwrap().value().unwrap();
+        let mut all = vec![vec![loss as f32], values(&leaf.statistics)];
+        all.extend(gradient(&mut learner, &images(0)).into_iter().map(|(_, gradient)| gradient));
+        all
+    };
+    // The weight of `second` is also that of `first`: in bf16 their gradients are summed before or after a cast.
+    let (all, without_shared) = (["conv", "norm", "drop", "second"], ["conv", "norm", "drop"]);
+    for (format, modules) in [
+        ("precision.compute=fp32", &["norm"][..]),
+        ("precision.compute=fp32", &all),
+        ("precision.compute=bf16", &without_shared),
+    ] {
+        let kept = results(&[format]);
+        assert!(kept.iter().flatten().all(|value| value.is_finite()));
+        let recompute = format!("train.recompute={modules:?}");
+        assert!(results(&[format, &recompute]) == kept, "{format} {modules:?}");
+    }
+}
+
+#[test]
 fn evaluation_draws_nothing_and_uses_the_running_statistics() {
     let mut learner = program(&[]);
     let mut outputs = |samples, mode| {
