@@ -8,7 +8,10 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::{
+    path::Path,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
 
 use baton_job::exit;
 use baton_proto::v1::{DrainRequest, get_status_response::Phase};
@@ -56,12 +59,28 @@ fn number(name: &str) -> Option<u64> {
 
 #[tokio::test]
 async fn random_faults_change_no_bit() {
+    assert_faults_change_no_bit(Cluster::endless()).await;
+}
+
+#[tokio::test]
+async fn random_faults_change_no_bit_of_a_program() {
+    let fixture = "../crates/program/tests/fixtures/small.pt2";
+    let program = Path::new(env!("CARGO_MANIFEST_DIR")).join(fixture).canonicalize().unwrap();
+    let cluster = Cluster::endless()
+        .set("model.arch=program")
+        .set(&format!("model.program={}", program.display()))
+        .set("train.resolution=8")
+        .set("schedule={ kind='constant', lr=0.01 }");
+    assert_faults_change_no_bit(cluster).await;
+}
+
+async fn assert_faults_change_no_bit(cluster: Cluster) {
     let faults = number("BATON_CHAOS_FAULTS").unwrap_or(FAULTS);
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let seed = number("BATON_CHAOS_SEED").unwrap_or(since_epoch.as_secs());
     println!("BATON_CHAOS_SEED={seed}");
     let mut rng = fastrand::Rng::with_seed(seed);
-    let mut cluster = set_up(Cluster::endless());
+    let mut cluster = set_up(cluster);
     start(&mut cluster, "127.0.0.1:0").await;
     let mut kinds: Vec<Fault> = Vec::new();
     let all_ranks = NODES.iter().map(|(_, ranks)| ranks).sum();
