@@ -6,7 +6,13 @@
 //! ```
 //! `crates/trainer/tests/chaos.rs` does the same with threads, thousands of times.
 
-#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
+#![allow(
+    clippy::expect_used,
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::print_stdout,
+    reason = "tests may panic and print"
+)]
 
 use std::{
     path::Path,

@@ -13,7 +13,7 @@ use baton_console::{failure::failed, output, programs};
 use baton_job::exit::Failure;
 use sha2::{Digest, Sha256};
 
-use crate::{api::Api, recipe};
+use crate::api::Api;
 
 /// Files that every machine gets, with their path below `/opt/baton`.
 const FILES: [(&str, &str); 13] = [
@@ -54,11 +54,11 @@ pub(super) fn stage(
     api: &impl Api,
     job_url: &str,
     recipe: &str,
-    pretrained: Option<&Path>,
+    staged: &[(PathBuf, &str)],
 ) -> Result<String, Failure> {
     let folder = tempfile::tempdir()
         .map_err(|error| failed(format!("cannot make a temporary folder: {error}")))?;
-    let digest = fill(folder.path(), recipe, pretrained)?;
+    let digest = fill(folder.path(), recipe, staged)?;
     sync(api, folder.path(), &format!("{job_url}/bundle/{digest}"))?;
     Ok(digest)
 }
@@ -70,7 +70,7 @@ fn sync(api: &impl Api, folder: &Path, target: &str) -> Result<(), Failure> {
 }
 
 /// Writes the files and returns the digest of their list.
-fn fill(folder: &Path, recipe: &str, pretrained: Option<&Path>) -> Result<String, Failure> {
+fn fill(folder: &Path, recipe: &str, staged: &[(PathBuf, &str)]) -> Result<String, Failure> {
     let file_error = |path: &Path, error: io::Error| failed(format!("{}: {error}", path.display()));
     for (name, text) in FILES.into_iter().chain([SETUP, ("job.toml", recipe)]) {
         let path = folder.join(name);
@@ -85,9 +85,8 @@ fn fill(folder: &Path, recipe: &str, pretrained: Option<&Path>) -> Result<String
         let program = programs::find(name)?;
         strip(&program, &bin.join(name)).map_err(|error| file_error(&program, error))?;
     }
-    if let Some(weights) = pretrained {
-        fs::copy(weights, folder.join(recipe::PRETRAINED))
-            .map_err(|error| file_error(weights, error))?;
+    for (file, name) in staged {
+        fs::copy(file, folder.join(name)).map_err(|error| file_error(file, error))?;
     }
     let list = list(folder).map_err(|error| file_error(folder, error))?;
     let path = folder.join(LIST);

@@ -14,7 +14,9 @@ const CACHE_DIR: &str = "/var/lib/baton/cache";
 /// Folder of the staged files on a machine.
 const STAGED_DIR: &str = "/opt/baton";
 /// Name of the staged file with pretrained weights.
-pub(super) const PRETRAINED: &str = "pretrained.safetensors";
+const PRETRAINED: &str = "pretrained.safetensors";
+/// Name of the staged file with the network of `model.arch = "program"`.
+pub(super) const PROGRAM: &str = "program.pt2";
 
 /// A recipe for AWS machines, and the files that have to be uploaded for it.
 #[derive(Clone, Debug, PartialEq)]
@@ -22,8 +24,8 @@ pub(super) struct RemoteRecipe {
     pub(super) spec: JobSpec,
     /// Local files, each with its URL in the bucket.
     pub(super) uploads: Vec<(PathBuf, String)>,
-    /// Local file with pretrained weights.
-    pub(super) pretrained: Option<PathBuf>,
+    /// Local files that every machine gets, each with its name below `/opt/baton`.
+    pub(super) staged: Vec<(PathBuf, &'static str)>,
     /// Another bucket that the machines must be allowed to read.
     pub(super) data_bucket: Option<String>,
 }
@@ -98,19 +100,23 @@ pub(super) fn adapt(
         ));
     }
 
-    let mut pretrained = None;
-    if !spec.model.pretrained.is_empty() && !is_below(&spec.model.pretrained, VOLUME_DIR) {
-        let file = PathBuf::from(&spec.model.pretrained);
-        if !exists(&file) {
-            return Err(format!(
-                "model.pretrained = {:?} is not a file on this machine",
-                spec.model.pretrained
-            ));
+    let mut staged = Vec::new();
+    let model = &mut spec.model;
+    for (key, name, path) in [
+        ("model.pretrained", PRETRAINED, &mut model.pretrained),
+        ("model.program", PROGRAM, &mut model.program),
+    ] {
+        if path.is_empty() || is_below(path, VOLUME_DIR) {
+            continue;
         }
-        pretrained = Some(file);
-        spec.model.pretrained = format!("{STAGED_DIR}/{PRETRAINED}");
+        let file = PathBuf::from(path.as_str());
+        if !exists(&file) {
+            return Err(format!("{key} = {path:?} is not a file on this machine"));
+        }
+        staged.push((file, name));
+        *path = format!("{STAGED_DIR}/{name}");
     }
-    Ok(RemoteRecipe { spec, uploads, pretrained, data_bucket })
+    Ok(RemoteRecipe { spec, uploads, staged, data_bucket })
 }
 
 fn is_below(path: &str, folder: &str) -> bool {
@@ -180,6 +186,21 @@ mod tests {
         assert_eq!(remote.spec.data.cache_dir, "");
         let error = adapt_with(&on_volume, false).unwrap_err();
         assert!(error.contains("--volume-gb"), "{error}");
+    }
+
+    #[test]
+    fn weights_and_the_program_go_to_every_machine() {
+        let model = [
+            "model.arch=program",
+            "model.program=assets/train.beton",
+            "model.zero_init_gamma=false",
+            "model.pretrained=assets/val.beton",
+        ];
+        let remote = adapt_with(&model, false).unwrap();
+        let [train, val] = LOCAL_FILES.map(PathBuf::from);
+        assert_eq!(remote.staged, [(val, PRETRAINED), (train, PROGRAM)]);
+        assert_eq!(remote.spec.model.program, "/opt/baton/program.pt2");
+        assert_eq!(remote.spec.model.pretrained, "/opt/baton/pretrained.safetensors");
     }
 
     #[test]

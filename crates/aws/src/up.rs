@@ -15,6 +15,7 @@ use baton_console::{
 };
 use baton_job::exit::{self, Failure};
 use baton_plan::{Machine as MachineType, PlanRequest};
+use baton_program::Program;
 use baton_recipe::JobSpec;
 use serde::Serialize;
 use serde_json::Value;
@@ -212,6 +213,11 @@ fn launch(
             format!("baton-{}-{region}", account["Account"].as_str().unwrap_or_default())
         }
     };
+    // On the volume it can only be checked by the machines.
+    if spec.model.arch.is_program() && Path::new(&spec.model.program).exists() {
+        Program::of_recipe(&spec)
+            .map_err(|error| about(path, format!("model.program: {error}")))?;
+    }
     let mut remote = recipe::adapt(spec, &job, &bucket, has_volume, Path::exists)
         .map_err(|problem| about(path, problem))?;
     let prices = Prices::of(args, &zones);
@@ -242,8 +248,7 @@ fn launch(
         upload(api, file, url)?;
     }
     let job_url = format!("s3://{bucket}/{job}");
-    let digest =
-        bundle::stage(api, &job_url, &remote.spec.to_toml(), remote.pretrained.as_deref())?;
+    let digest = bundle::stage(api, &job_url, &remote.spec.to_toml(), &remote.staged)?;
     let mut parameters =
         parameters(args, &job, &bucket, digest, &vpc, &zones, volume.as_ref(), &remote);
     if let (Some(coordinator), None) = (&coordinator, &args.image) {
@@ -488,13 +493,14 @@ fn estimate(args: &Args, remote: &RemoteRecipe, price: f64) -> Option<String> {
             Samples::Unknown(_) => None,
         }
     };
+    let program = remote.staged.iter().find(|(_, name)| *name == recipe::PROGRAM);
+    let program = program.map(|(file, _)| Program::read(file)).transpose().ok()?;
     let request = PlanRequest {
         spec: &remote.spec,
         samples: samples(&remote.spec.data.train)?,
         val_samples: samples(&remote.spec.data.val)?,
         signal: [1, 100],
-        // Files of programs are not uploaded.
-        program: None,
+        program: program.as_ref(),
         dollars_per_hour: Some(price),
         calibration: None,
     };

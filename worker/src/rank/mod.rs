@@ -33,6 +33,7 @@ use baton_plan::{
     network::{InputShape, Network},
     remedy,
 };
+use baton_program::Program;
 use baton_recipe::{
     JobSpec,
     spec::{CollectiveKind, Determinism, DeviceChoice},
@@ -265,7 +266,12 @@ impl RankProcess {
         if error.out_of_memory() != Some(MemoryKind::Gpu) {
             return failure;
         }
+        let program = self.spec.model.arch.is_program().then(|| Program::of_recipe(&self.spec));
+        let program = program.and_then(Result::ok);
         let network = |resolution: u32| {
+            if let Some((program, _)) = &program {
+                return Network::of_program(program, self.spec.precision.compute, resolution).ok();
+            }
             let input = match input {
                 InputType::Image => InputShape::Image { resolution: u64::from(resolution) },
                 InputType::Array(shape) => {
