@@ -6,7 +6,7 @@ use baton_recipe::{
     Epoch, InputKind, JobSpec,
     dry_run::DryRun,
     schedule::linearly_scaled,
-    spec::{Determinism, GuardRemedy, OptimizerSpec, Target},
+    spec::{Determinism, GuardRemedy, LossKind, OptimizerSpec, Target},
     task,
 };
 use comfy_table::{Table, presets};
@@ -41,11 +41,11 @@ pub(super) fn text(
 }
 
 fn heading(spec: &JobSpec, samples: &Samples) -> String {
-    let outputs = if spec.loss.kind.is_regression() { "value" } else { "class" };
-    let outputs = match (spec.model.num_classes, outputs) {
-        (1, unit) => format!("1 {unit}"),
-        (number, "class") => format!("{number} classes"),
-        (number, _) => format!("{number} values"),
+    let outputs = match (spec.loss.kind, spec.model.num_classes) {
+        (LossKind::Program, _) => "its own loss".to_owned(),
+        (LossKind::CrossEntropy, number) => format!("{number} classes"),
+        (LossKind::Mse | LossKind::Huber, 1) => "1 value".to_owned(),
+        (LossKind::Mse | LossKind::Huber, number) => format!("{number} values"),
     };
     let size = match samples {
         Samples::Known(samples) => {
