@@ -118,6 +118,35 @@ class WithLoss(nn.Module):
         return {"loss": loss, "accuracy": right, "digit_error": (expected - target).abs()}
 
 
+class Views(nn.Module):
+    """A module returns a view of its input, which an operator then changes in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 4, 3)
+        self.flat = nn.Flatten()
+        self.fc = nn.Linear(144, 10)
+
+    def forward(self, x):
+        x = self.conv(x)
+        x = x * x
+        y = self.flat(x)
+        y.mul_(0.5)
+        return self.fc(y) + (x * x).sum((1, 2, 3)).unsqueeze(1)
+
+
+class TokenLoss(nn.Module):
+    """Returns a loss for each token, not for each sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(8, 10)
+
+    def forward(self, x, target):
+        scores = self.fc(x).flatten(0, 2)
+        return nn.functional.cross_entropy(scores, target.expand(-1, 24).flatten(), reduction="none")
+
+
 BATCH = {0: torch.export.Dim("batch", min=2, max=256)}
 ANY_SIDE = {2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}
 
@@ -168,6 +197,8 @@ def main():
     write("changed_parameter", Clipped().train())
     write("with_loss", WithLoss().train(), others=(torch.rand(3, 1), torch.tensor([1, 2, 3])))
     write("sequence", Sequence().train(), {**BATCH, **ANY_SIDE})
+    write("views", Views().train())
+    write("token_loss", TokenLoss().train(), others=(torch.tensor([[1], [2], [3]]),))
     write_described("described")
 
 

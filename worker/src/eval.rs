@@ -32,7 +32,7 @@ pub(crate) struct Args {
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
     /// libtorch threads.
-    #[arg(long, value_name = "N", default_value_t = 2)]
+    #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: u32,
     /// Print one JSON object.
     #[arg(long)]

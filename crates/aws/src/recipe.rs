@@ -16,7 +16,7 @@ const STAGED_DIR: &str = "/opt/baton";
 /// Name of the staged file with pretrained weights.
 const PRETRAINED: &str = "pretrained.safetensors";
 /// Name of the staged file with the network of `model.arch = "program"`.
-pub(super) const PROGRAM: &str = "program.pt2";
+pub(super) const STAGED_PROGRAM: &str = "program.pt2";
 
 /// A recipe for AWS machines, and the files that have to be uploaded for it.
 #[derive(Clone, Debug, PartialEq)]
@@ -104,7 +104,7 @@ pub(super) fn adapt(
     let model = &mut spec.model;
     for (key, name, path) in [
         ("model.pretrained", PRETRAINED, &mut model.pretrained),
-        ("model.program", PROGRAM, &mut model.program),
+        ("model.program", STAGED_PROGRAM, &mut model.program),
     ] {
         if path.is_empty() || is_below(path, VOLUME_DIR) {
             continue;
@@ -198,7 +198,7 @@ mod tests {
         ];
         let remote = adapt_with(&model, false).unwrap();
         let [train, val] = LOCAL_FILES.map(PathBuf::from);
-        assert_eq!(remote.staged, [(val, PRETRAINED), (train, PROGRAM)]);
+        assert_eq!(remote.staged, [(val, PRETRAINED), (train, STAGED_PROGRAM)]);
         assert_eq!(remote.spec.model.program, "/opt/baton/program.pt2");
         assert_eq!(remote.spec.model.pretrained, "/opt/baton/pretrained.safetensors");
     }

@@ -493,7 +493,7 @@ fn estimate(args: &Args, remote: &RemoteRecipe, price: f64) -> Option<String> {
             Samples::Unknown(_) => None,
         }
     };
-    let program = remote.staged.iter().find(|(_, name)| *name == recipe::PROGRAM);
+    let program = remote.staged.iter().find(|(_, name)| *name == recipe::STAGED_PROGRAM);
     let program = program.map(|(file, _)| Program::read(file)).transpose().ok()?;
     let request = PlanRequest {
         spec: &remote.spec,

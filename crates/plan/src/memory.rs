@@ -109,7 +109,7 @@ impl Memory {
             bytes: activations,
             how: format!(
                 "{per_sample} B per sample x {micro_batch}{kept_per_pass}{}",
-                recomputed(&spec.train.recompute)
+                recomputed(spec)
             ),
         });
         parts.push(MemoryPart {
@@ -241,8 +241,14 @@ fn moments(optimizer: &OptimizerSpec) -> (u64, &'static str) {
     }
 }
 
-fn recomputed(names: &[String]) -> String {
-    if names.is_empty() { String::new() } else { format!(", recomputed: {}", names.join(", ")) }
+fn recomputed(spec: &JobSpec) -> String {
+    match spec.train.recompute.as_slice() {
+        [] => String::new(),
+        _ if spec.model.arch.is_program() => {
+            "; what train.recompute saves in a program is not counted".to_owned()
+        }
+        names => format!(", recomputed: {}", names.join(", ")),
+    }
 }
 
 /// The largest number of gradients that one of `ranks` ranks holds at a time while it sums those of its virtual ranks,

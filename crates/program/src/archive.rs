@@ -1,6 +1,11 @@
 //! The zip file: its entries without the folder that contains all of them.
 
-use std::{collections::BTreeMap, fs::File, io::Read, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs::{self, File},
+    io::Read,
+    path::Path,
+};
 
 use rawzip::{
     CompressionMethod, FileReader, RECOMMENDED_BUFFER_SIZE, ZipArchive, ZipArchiveEntryWayfinder,
@@ -24,11 +29,12 @@ struct ArchiveEntry {
 
 impl Archive {
     pub(crate) fn open(path: &Path) -> Result<Self, String> {
-        let file = File::open(path).map_err(|error| error.to_string())?;
-        let metadata = file.metadata().map_err(|error| error.to_string())?;
+        // Before it is opened: a pipe without a writer would block.
+        let metadata = fs::metadata(path).map_err(|error| error.to_string())?;
         if !metadata.is_file() {
             return Err("is not a regular file".to_owned());
         }
+        let file = File::open(path).map_err(|error| error.to_string())?;
         let mut buffer = vec![0; RECOMMENDED_BUFFER_SIZE];
         let not_zip = |error: rawzip::Error| {
             format!("is not a zip file ({error}): write it with torch.export.save")

@@ -39,7 +39,7 @@ pub use self::{
     rewrite::NormNode,
     rules::OperatorKind,
     size::Amount,
-    span::Span,
+    span::ModuleSpan,
     tensor::{Dtype, StoredTensor},
 };
 

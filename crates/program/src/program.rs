@@ -20,7 +20,7 @@ use crate::{
     rewrite::{FoundNorm, NormNode},
     schema::{self, InputSpec, JsonSize, OutputSpec, Payload},
     size::symbol,
-    span::Span,
+    span::ModuleSpan,
     tensor::{Dtype, StoredTensor, stored},
 };
 
@@ -93,6 +93,8 @@ pub struct OutputTensor {
     pub name: Option<String>,
     /// Shape; `None` for sizes that depend on the input.
     pub shape: Vec<Option<u64>>,
+    /// Whether the first axis counts samples.
+    pub(crate) counts_samples: bool,
 }
 
 /// Which input of a program is which; indices into [`Program::inputs`].
@@ -252,7 +254,8 @@ impl Program {
     pub fn of_recipe(spec: &JobSpec) -> Result<(Self, InputRoles), Error> {
         let mut program = Self::read(Path::new(&spec.model.program))?;
         let roles = program.fits(spec)?;
-        program.freeze(|name| spec.model.is_frozen_in_program(name));
+        let frozen = program.freeze(|name| spec.model.is_frozen_in_program(name));
+        frozen.map_err(|problem| program.error(problem))?;
         if !program.parameters.iter().any(|parameter| parameter.requires_grad) {
             return Err(program
                 .error("has no parameter to train: set requires_grad, or change model.freeze"));
@@ -262,18 +265,25 @@ impl Program {
 
     /// Freezes the parameters of which `is_frozen` says so by one of their names, and the BatchNorms of which it says so
     /// by mean and variance.
-    fn freeze(&mut self, is_frozen: impl Fn(&str) -> bool) {
+    fn freeze(&mut self, is_frozen: impl Fn(&str) -> bool) -> Result<(), String> {
         for parameter in &mut self.parameters {
             if parameter.names().any(&is_frozen) {
                 parameter.requires_grad = false;
             }
         }
         for norm in &mut self.norms {
-            let mut pair = [norm.mean, norm.variance].into_iter();
-            if pair.all(|statistic| is_frozen(&self.statistics[statistic].name)) {
-                norm.is_training = false;
+            let [mean, variance] = [norm.mean, norm.variance].map(|one| &self.statistics[one].name);
+            match (is_frozen(mean), is_frozen(variance)) {
+                (true, true) => norm.is_training = false,
+                (false, false) => {}
+                _ => {
+                    return Err(format!(
+                        "keeps {mean} and {variance} together: freeze both or none"
+                    ));
+                }
             }
         }
+        Ok(())
     }
 
     /// Checks that it can be trained by a recipe, and says what its inputs are.
@@ -345,7 +355,11 @@ impl Program {
         }
         let classes = spec.model.num_classes;
         match self.outputs.as_slice() {
-            [output] if output.shape == [None, Some(u64::from(classes))] => Ok(()),
+            [output]
+                if output.shape == [None, Some(u64::from(classes))] && output.counts_samples =>
+            {
+                Ok(())
+            }
             outputs => {
                 let shapes: Vec<String> =
                     outputs.iter().map(|output| shape_text(&output.shape)).collect();
@@ -364,6 +378,12 @@ impl Program {
                 return Err(format!(
                     "returns {name} of shape {}, but it must be one number for each sample: reduction=\"none\"",
                     shape_text(&output.shape)
+                ));
+            }
+            if !output.counts_samples {
+                return Err(format!(
+                    "returns {name} with another number of values than samples, for example one for each token: average \
+                     it over all axes but the first"
                 ));
             }
         }
@@ -398,7 +418,7 @@ impl Program {
     ///
     /// # Errors
     /// As [`Graph::spans`].
-    pub fn recomputed(&self, modules: &[String]) -> Result<Vec<Span>, Error> {
+    pub fn recomputed(&self, modules: &[String]) -> Result<Vec<ModuleSpan>, Error> {
         let spans = self.graph.spans(modules);
         spans.map_err(|problem| {
             self.error(format!("cannot recompute all of train.recompute: {problem}"))
@@ -695,12 +715,22 @@ fn output_names(module: &schema::GraphModule) -> Option<Vec<String>> {
     (names.len() == spec.children_spec.len()).then_some(names)
 }
 
+/// The number of samples, as the file writes it: the first size of the first input.
+fn samples(module: &schema::GraphModule) -> Option<&str> {
+    let input = module.signature.input_specs.iter().find_map(|spec| match spec {
+        InputSpec::UserInput { arg: schema::Argument::AsTensor(name) } => Some(&name.name),
+        _ => None,
+    });
+    module.graph.tensor_values.get(input?)?.sizes.first()?.expression()
+}
+
 /// The values that the program returns, with their descriptions.
 fn outputs(
     module: &schema::GraphModule,
     scope: &Scope,
 ) -> Result<(Vec<ValueId>, Vec<OutputTensor>), String> {
     let (mut values, mut outputs) = (Vec::new(), Vec::new());
+    let samples = samples(module);
     for spec in &module.signature.output_specs {
         match spec {
             OutputSpec::UserOutput { arg: schema::Argument::AsTensor(name) } => {
@@ -710,7 +740,12 @@ fn outputs(
                     format!("does not make its output {}: it is damaged", name.name)
                 })?;
                 values.push(value);
-                outputs.push(OutputTensor { name: None, shape: shape(&meta.sizes) });
+                let first = meta.sizes.first().and_then(JsonSize::expression);
+                outputs.push(OutputTensor {
+                    name: None,
+                    shape: shape(&meta.sizes),
+                    counts_samples: first.is_some() && first == samples,
+                });
             }
             OutputSpec::UserOutput { .. } => {
                 return Err("returns something else than tensors: export a module that returns a tensor of shape \

@@ -211,6 +211,16 @@ pub(crate) enum JsonSize {
     AsExpr(Expression),
 }
 
+impl JsonSize {
+    /// How a size that is not fixed depends on others.
+    pub(crate) fn expression(&self) -> Option<&str> {
+        match self {
+            Self::AsInt(_) => None,
+            Self::AsExpr(expression) => Some(&expression.expr_str),
+        }
+    }
+}
+
 /// A size that depends on the input's.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub(crate) struct Expression {

@@ -6,7 +6,7 @@ use crate::graph::{Graph, GraphNode, ValueId};
 
 /// The nodes of a module, which follow each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Span {
+pub struct ModuleSpan {
     /// Path of the module.
     pub module: String,
     /// Indices of the nodes.
@@ -22,9 +22,9 @@ impl Graph {
     ///
     /// # Errors
     /// A module does not exist, its nodes do not follow each other, or two modules share nodes.
-    pub fn spans(&self, modules: &[String]) -> Result<Vec<Span>, String> {
+    pub fn spans(&self, modules: &[String]) -> Result<Vec<ModuleSpan>, String> {
         let spans = modules.iter().map(|module| self.span(module));
-        let mut spans: Vec<Span> = spans.collect::<Result<_, _>>()?;
+        let mut spans: Vec<ModuleSpan> = spans.collect::<Result<_, _>>()?;
         spans.sort_by_key(|span| span.nodes.start);
         let mut pairs = spans.iter().zip(spans.iter().skip(1));
         match pairs.find(|(span, next)| next.nodes.start < span.nodes.end) {
@@ -36,7 +36,7 @@ impl Graph {
         }
     }
 
-    fn span(&self, module: &str) -> Result<Span, String> {
+    fn span(&self, module: &str) -> Result<ModuleSpan, String> {
         let is_inside = |node: &GraphNode| {
             let rest = node.location.module.strip_prefix(module);
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
@@ -58,15 +58,27 @@ impl Graph {
         }
         let made: BTreeSet<ValueId> = inner.iter().flat_map(GraphNode::makes).collect();
         let used: BTreeSet<ValueId> = inner.iter().flat_map(GraphNode::uses).collect();
+        let inputs: Vec<ValueId> = used.difference(&made).copied().collect();
+        // By PyTorch's convention such an operator changes its first argument.
+        let changes_input = |node: &&GraphNode| {
+            let first = node.uses().first().copied();
+            node.operator.ends_with('_') && first.is_some_and(|value| inputs.contains(&value))
+        };
+        if let Some(node) = inner.iter().find(changes_input) {
+            return Err(format!(
+                "{module} changes its own input and cannot be computed again ({}): name a larger module",
+                node.location
+            ));
+        }
         let later: BTreeSet<ValueId> = self.nodes[last + 1..]
             .iter()
             .flat_map(GraphNode::uses)
             .chain(self.outputs.iter().copied())
             .collect();
-        Ok(Span {
+        Ok(ModuleSpan {
             module: module.to_owned(),
             nodes,
-            inputs: used.difference(&made).copied().collect(),
+            inputs,
             outputs: made.intersection(&later).copied().collect(),
         })
     }

@@ -126,12 +126,13 @@ impl LossWatch {
     }
 }
 
-/// The divergence, if the score of an evaluation has collapsed relative to the best one before it.
+/// The divergence, if the score of an evaluation has collapsed relative to the best one before it. Shares of negative
+/// numbers, such as log-likelihoods, mean nothing.
 #[must_use]
 pub fn collapse(metric: &Metric, best: f64, score: f64, guard: &Guard) -> Option<Divergence> {
     let collapsed = match metric.direction {
-        MetricDirection::Higher => score < best * guard.accuracy_collapse,
-        MetricDirection::Lower => best < score * guard.accuracy_collapse,
+        MetricDirection::Higher => best > 0.0 && score < best * guard.accuracy_collapse,
+        MetricDirection::Lower => best >= 0.0 && best < score * guard.accuracy_collapse,
     };
     (guard.enabled && collapsed).then_some(Divergence::AccuracyCollapsed { score, best })
 }
@@ -147,6 +148,9 @@ impl std::fmt::Display for Divergence {
             // For metrics such as a loss, where lower values are better.
             Self::AccuracyCollapsed { score, best } if score > best => {
                 write!(f, "the metric of evaluations rose to {score:.4} from {best:.4}")
+            }
+            Self::AccuracyCollapsed { score, best } if *best > 1.0 || *score < 0.0 => {
+                write!(f, "the metric of evaluations fell to {score:.4} from {best:.4}")
             }
             Self::AccuracyCollapsed { score, best } => {
                 write!(f, "accuracy fell to {:.2} % from {:.2} %", score * 100.0, best * 100.0)
@@ -295,6 +299,12 @@ mod tests {
         assert_eq!(loss(0.5, 0.1), None);
         let collapsed = loss(0.5, 2.1).unwrap();
         assert!(collapsed.to_string().contains("rose to 2.1000 from 0.5000"), "{collapsed}");
+
+        let score = |best, score| collapse(&task::find("score"), best, score, &guard);
+        assert!(score(9.0, 1.0).unwrap().to_string().contains("fell to 1.0000 from 9.0000"));
+        // A log-likelihood and a negative log-likelihood that get better, and worse.
+        assert_eq!((score(-4.0, -3.0), score(-4.0, -5.0)), (None, None));
+        assert_eq!((loss(-4.0, -5.0), loss(-4.0, -3.0)), (None, None));
     }
 
     #[test]

@@ -53,7 +53,8 @@ const REGRESSION: &[Metric] = &[
 ];
 
 /// Ends of the names of a program's metrics of which lower values are better.
-pub const LOWER_IS_BETTER: [&str; 3] = ["loss", "error", "perplexity"];
+pub const LOWER_IS_BETTER: [&str; 8] =
+    ["loss", "error", "perplexity", "nll", "mse", "mae", "wer", "cer"];
 
 /// The metrics that evaluations of `spec` report. By default, the first one decides which evaluation is best.
 #[must_use]
@@ -62,7 +63,9 @@ pub fn metrics(spec: &JobSpec) -> Vec<Metric> {
         LossKind::CrossEntropy => CLASSIFICATION.to_vec(),
         LossKind::Mse | LossKind::Huber => REGRESSION.to_vec(),
         LossKind::Program => {
-            let own = spec.loss.metrics.iter().map(|name| find(name));
+            // Also if a built-in task has a metric of this name, which is a function of all samples.
+            let mean = |name: &String| Metric { reduction: Reduction::Mean, ..find(name) };
+            let own = spec.loss.metrics.iter().map(mean);
             own.chain([LOSS]).collect()
         }
     }
@@ -162,6 +165,7 @@ mod tests {
         assert!(is_better("loss", 0.7, 0.8) && !is_better("loss", 0.7, f64::NAN));
         assert_eq!((title("mae").as_str(), title("perplexity").as_str()), ("MAE", "perplexity"));
         assert!(is_better("perplexity", 7.0, 8.0) && is_better("angle_error", 0.1, 0.2));
+        assert!(is_better("nll", -5.0, -4.0) && is_better("rmse", 0.1, 0.2));
         assert!(is_better("accuracy", 0.8, 0.7) && is_better("loss_reduction", 0.2, 0.1));
         assert_eq!(display(&("top1".to_owned(), 0.78064)), "top-1 78.06 %");
         assert_eq!(display(&("mae".to_owned(), 0.5)), "MAE 0.5000");

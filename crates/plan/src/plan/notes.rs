@@ -20,9 +20,8 @@ impl PlanRequest<'_> {
             let EpochSegment { micro_batch, resolution, .. } = plan.memory_segment;
             let network = |resolution| self.network(resolution).ok();
             let (ranks, max_bytes) = (plan.ranks, plan.gpu_memory_bytes);
-            // The stages of a program are not known.
             let recompute = match self.program {
-                Some(_) => "",
+                Some(_) => ", or name modules in train.recompute, which this plan does not count",
                 None => ", or name stages in train.recompute",
             };
             let remedy = match memory::accumulation_that_fits(spec, run, ranks, max_bytes, network)

@@ -107,10 +107,10 @@ fn a_program_is_planned_for_the_images_that_it_takes() {
 }
 
 #[test]
-fn the_advice_for_a_program_that_does_not_fit_names_no_stages() {
+fn the_advice_for_a_program_that_does_not_fit_says_what_is_not_counted() {
     let program = program();
     let plan = plan(&spec(&["train.global_batch=8388608"]), Some(&program)).unwrap();
     assert!(!plan.fits);
     let note = plan.notes.iter().find(|note| note.contains("do not fit")).unwrap();
-    assert!(note.contains("train.grad_accumulation=") && !note.contains("recompute"), "{note}");
+    assert!(note.contains("train.grad_accumulation=") && note.contains("does not count"), "{note}");
 }

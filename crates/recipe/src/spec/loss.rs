@@ -19,7 +19,8 @@ pub struct LossSpec {
     /// `torch.nn.HuberLoss`.
     pub huber_delta: f64,
     /// With `kind = "program"`: names of the metrics that the program returns beside the loss, by default the first
-    /// decides which evaluation is best. Of a name that ends with `loss`, `error` or `perplexity` lower values are better.
+    /// decides which evaluation is best. Lower values are better of a name that ends with `loss`, `error`, `perplexity`, `nll`,
+    /// `mse`, `mae`, `wer` or `cer`, higher ones of all others.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub metrics: Vec<String>,
 }

@@ -35,7 +35,7 @@ pub struct Train {
     pub phases: Vec<TrainPhase>,
     /// Blocks whose activations are recomputed for the gradient instead of kept (Chen et al. 2016): less memory, one
     /// more forward pass of these blocks; frozen blocks are not allowed. With `arch = "program"`: paths of modules, such as
-    /// `features.3`; in bf16 and fp16, the last bits of a weight that they share with other modules may differ.
+    /// `features.3`; last bits of gradients may differ where an input or weight of such a module is also used outside of it.
     #[serde(default)]
     pub recompute: Vec<String>,
 }

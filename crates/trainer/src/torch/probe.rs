@@ -131,6 +131,8 @@ impl Probe {
     pub fn write(&self, path: &Path) -> Result<(), String> {
         let mut part = path.as_os_str().to_owned();
         part.push(".part");
+        // libtorch's text would not say so.
+        fs::File::create(&part).map_err(|error| error.to_string())?;
         Tensor::write_safetensors(&self.tensors, &part).map_err(|error| error.to_string())?;
         fs::rename(&part, path).map_err(|error| error.to_string())
     }

@@ -7,7 +7,7 @@ use std::{
 };
 
 use baton_program::{
-    Argument, Dtype, Graph, GraphNode, InputSource, NodeResult, Span, ValueId,
+    Argument, Dtype, Graph, GraphNode, InputSource, ModuleSpan, NodeResult, ValueId,
     graph::{CodeLocation, MemoryFormat},
 };
 use tch::{Device, TchError, Tensor};
@@ -66,7 +66,7 @@ impl Executor {
     /// An operator does not exist or does not take these arguments.
     pub(super) fn new(
         graph: &Graph,
-        recomputed: Vec<Span>,
+        recomputed: Vec<ModuleSpan>,
         device: Device,
     ) -> Result<Self, String> {
         let (is_gpu, ordinal) = match device {
@@ -233,7 +233,7 @@ impl Executor {
 }
 
 impl RecomputedNodes {
-    fn new(span: Span, graph: &Graph) -> Self {
+    fn new(span: ModuleSpan, graph: &Graph) -> Self {
         let is_statistic = |value: &ValueId| {
             let mut inputs = graph.inputs.iter();
             inputs.any(|(input, source)| {

@@ -146,7 +146,11 @@ impl ProgramNetwork {
     /// Scores or values, f32; or the loss and the metrics of each sample.
     fn output(&self, outputs: &[Tensor]) -> tch::Result<Tensor> {
         let Some(losses) = &self.losses else { return outputs[0].f_to_kind(Kind::Float) };
-        let losses = losses.iter().map(|index| outputs[*index].f_to_kind(Kind::Float));
+        let losses = losses.iter().zip(0..).map(|(index, number)| {
+            let values = outputs[*index].f_to_kind(Kind::Float)?;
+            // Metrics come after the loss. Zero times an infinite derivative would be a gradient that is no number.
+            if number == 0 { Ok(values) } else { values.f_detach() }
+        });
         Tensor::f_stack(&losses.collect::<tch::Result<Vec<_>>>()?, 1)
     }
 
@@ -181,7 +185,8 @@ impl ProgramNetwork {
         let shape =
             expected.shape.iter().skip(1).map(|size| size.and_then(|n| i64::try_from(n).ok()));
         let shape: Option<Vec<i64>> = std::iter::once(Some(samples)).chain(shape).collect();
-        let shape = shape.filter(|shape| shape.iter().product::<i64>() as usize == values.numel());
+        let product = |shape: &[i64]| shape.iter().try_fold(1_i64, |all, n| all.checked_mul(*n));
+        let shape = shape.filter(|shape| product(shape) == i64::try_from(values.numel()).ok());
         let Some(shape) = shape else {
             return Err(self.misfit(
                 expected,

@@ -124,20 +124,35 @@ void run_recomputed(const Graph &graph, const Span &span, Values &values, const 
             given.push_back(value.toTensor());
         }
     }
+    std::vector<uint32_t> versions;
+    for (const auto &tensor : given) versions.push_back(static_cast<uint32_t>(tensor._version()));
     {
         at::AutoGradMode gradient(false);
         std::vector<Run> without(how);
         for (auto &each : without) each.has_gradient = false;
         run_span(graph, span.first, without, inner);
     }
-    // Inputs that the span has changed cannot be computed with again.
-    for (auto &[value, saved] : node->tensors) saved.unpack();
+    for (size_t i = 0; i < given.size(); ++i) {
+        TORCH_CHECK(given[i]._version() == versions[i],
+                    "a part of train.recompute changes its own input, and cannot be computed again: name a larger module");
+    }
 
     node->set_next_edges(torch::autograd::collect_next_edges(given));
+    std::vector<Tensor> others(given);
+    for (const auto &[value, tensor] : node->statistics) others.push_back(tensor);
     for (size_t i = 0; i < span.outputs_len; ++i) {
         const auto &output = inner.values.at(span.outputs[i]);
-        TORCH_CHECK(output.isTensor(), "a size is computed in a part that is recomputed");
+        if (!output.isTensor()) {
+            // A size, which has no gradient.
+            values.values.at(span.outputs[i]) = output;
+            continue;
+        }
         auto tensor = output.toTensor().variable_data();
+        // A view would be a tensor of its own to autograd, which could not see that a later operator changes both.
+        bool is_alias = false;
+        for (const auto &other : others) is_alias = is_alias || tensor.is_alias_of(other);
+        if (is_alias) tensor = tensor.clone();
+        others.push_back(tensor);
         if (torch::autograd::isDifferentiableType(tensor.scalar_type())) {
             torch::autograd::set_history(tensor, node);
         } else {

@@ -70,6 +70,15 @@ fn recomputed_modules_give_the_same_bits() {
     }
 }
 
+/// Autograd must see that the operator after the module changes the module's input too.
+#[test]
+fn a_recomputed_module_may_return_a_view_of_its_input() {
+    let path = format!("model.program={}", fixture("views.pt2"));
+    let gradients = |recompute: &str| gradient(&mut program(&[&path, recompute]), &images(0));
+    let kept = gradients("train.recompute=[]");
+    assert!(gradients("train.recompute=['flat']") == kept);
+}
+
 #[test]
 fn evaluation_draws_nothing_and_uses_the_running_statistics() {
     let mut learner = program(&[]);
