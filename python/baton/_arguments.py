@@ -8,7 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-TASKS = ("classification", "regression")
+TASKS = ("classification", "regression", "loss")
+# Argument of forward that takes the target, with task="loss".
+TARGET = "target"
 # torch.export fixes sizes of 0 and 1.
 MIN_SAMPLES = 2
 # Wrappers whose inner module is the one to export: name of the class, and where it keeps the module.
@@ -30,6 +32,21 @@ class Inputs(NamedTuple):
     def like(self, value: Any) -> dict[str, Any]:
         """The structure of the inputs, with `value` in place of each tensor."""
         return {name: _replaced(nested, value) for name, nested in self.bound.items()}
+
+    def main(self, task: str) -> str:
+        """Name of the input that takes `data.input_field` of a recipe: the images, or else the first."""
+        names = [name for name in self.named() if name != TARGET or task != "loss"]
+        return next((name for name in names if _is_images(self.named()[name])), names[0])
+
+    def extra_fields(self, task: str) -> list[str]:
+        """Names of the other inputs but the target, for `data.extra_fields` of a recipe."""
+        others = {self.main(task), TARGET}
+        return [name for name in self.named() if name not in others]
+
+
+def _is_images(tensor: Any) -> bool:
+    """Whether the shape is (samples, 3, height, width)."""
+    return len(tensor.shape) == 4 and tensor.shape[1] == 3
 
 
 def _leaves(nested: Any, prefix: str = "") -> list[tuple[str, Any]]:
@@ -68,11 +85,45 @@ def inputs(model: Any, given: Any, tensor_type: type, name: str = "example") -> 
     for tensor in tensors:
         if not isinstance(tensor, tensor_type):
             raise TypeError(f"{name} contains a value {_kind(tensor)}: all inputs must be tensors")
+    signature = inspect.signature(model.forward)
+    # torch.export keeps the order of a dict, and the names in the file are those of forward's order.
+    order = list(signature.parameters)
+    kwargs = dict(sorted(kwargs.items(), key=lambda item: order.index(item[0]) if item[0] in order else len(order)))
     try:
-        bound = inspect.signature(model.forward).bind(*args, **kwargs).arguments
+        bound = signature.bind(*args, **kwargs).arguments
     except TypeError as error:
         raise ValueError(f"{name} does not fit {type(model).__name__}.forward: {error}") from None
     return Inputs(args, kwargs, dict(bound))
+
+
+def with_target(model: Any, given: Any, target: Any) -> dict[str, Any]:
+    """Inputs in any of their forms, and the target, by the names of forward's parameters."""
+    if isinstance(given, Mapping):
+        return {**given, TARGET: target}
+    tensors = given if isinstance(given, (tuple, list)) else (given,)
+    names = [name for name in inspect.signature(model.forward).parameters if name != TARGET]
+    if len(tensors) > len(names):
+        raise ValueError(
+            f"batch has {count(len(tensors), 'input')}, but {type(model).__name__}.forward takes {len(names)} and the target"
+        )
+    return {**dict(zip(names, tensors)), TARGET: target}
+
+
+def target_input(model: Any, given: Inputs, task: str, name: str = "example") -> None:
+    """Refuses a target that is missing, or that nothing would give to the model."""
+    names = given.named().keys()
+    if task == "loss" and TARGET not in names:
+        raise ValueError(
+            f"{name} has no {TARGET}: with task='loss', {type(model).__name__}.forward must have an argument {TARGET}, "
+            f"and {name} must contain it"
+        )
+    if task == "loss" and len(names) == 1:
+        raise ValueError(f"{name} has only the {TARGET}: the model must take another input too")
+    if task != "loss" and TARGET in names and len(names) > 1:
+        raise ValueError(
+            f"{name} has an input {TARGET}, but a {task} takes none: set task='loss' if the model computes its loss, or "
+            "rename the argument"
+        )
 
 
 def samples(given: Inputs, max_samples: int, name: str = "example") -> int:
@@ -135,7 +186,7 @@ def devices(model: Any, given: Inputs, name: str = "example") -> None:
 
 def task(value: str) -> None:
     if value not in TASKS:
-        raise ValueError(f"task is {value!r}: it must be {' or '.join(map(repr, TASKS))}")
+        raise ValueError(f"task is {value!r}: it must be {', '.join(map(repr, TASKS[:-1]))} or {TASKS[-1]!r}")
 
 
 def class_names(classes: Any, task: str) -> tuple[int | None, list[str]]:
@@ -143,7 +194,7 @@ def class_names(classes: Any, task: str) -> tuple[int | None, list[str]]:
     if classes is None:
         return None, []
     if task != "classification":
-        raise ValueError("classes are given for a regression: leave them out, or set task='classification'")
+        raise ValueError(f"classes are given for a {task}: leave them out, or set task='classification'")
     if isinstance(classes, int) and not isinstance(classes, bool):
         names, number = [], classes
     elif isinstance(classes, Sequence) and not isinstance(classes, str):
@@ -169,11 +220,11 @@ def normalisation(mean: Any, std: Any, given: Inputs) -> tuple[list[float], list
         return None
     if mean is None or std is None:
         raise ValueError("mean and std go together: give both or none")
-    shapes = [tuple(tensor.shape) for tensor in given.named().values()]
-    if len(shapes[0]) != 4 or shapes[0][1] != 3:
+    tensors = list(given.named().values())
+    if not any(map(_is_images, tensors)):
         raise ValueError(
-            f"mean and std are for images of shape (samples, 3, height, width), but the input is {shapes[0]}: leave "
-            "them out"
+            "mean and std are for images of shape (samples, 3, height, width), but the input is "
+            f"{tuple(tensors[0].shape)}: leave them out"
         )
     both = []
     for name, values in (("mean", mean), ("std", std)):

@@ -9,12 +9,13 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from baton import _arguments, _programs
 from baton._comparison import Comparison, Difference, comparison
-from baton._export import in_training_mode, trace, without_autocast
+from baton._export import in_training_mode, loss_metrics, output_size, save, target_values, trace, without_autocast
 
 if TYPE_CHECKING:
     import torch
@@ -42,7 +43,8 @@ def compare(
 
     Compared are the loss, the outputs in training mode, the gradient of each trained parameter, and BatchNorm's running
     statistics after the step. The loss is the mean over the samples: cross entropy, or for a regression the squared
-    error, averaged over a sample's outputs. Both sides sum over the samples and multiply by 1/samples, and both mix a
+    error, averaged over a sample's outputs, or with task="loss" what the model returns; then the outputs are the loss of
+    each sample and the metrics. Both sides sum over the samples and multiply by 1/samples, and both mix a
     batch's statistics into the running ones by `torch.lerp`; with one thread, they use the same kernels in the same
     order, so that all differences are 0.
 
@@ -52,9 +54,9 @@ def compare(
     Args:
         model: as for `export`, on any device; a copy on the CPU is used.
         batch: the inputs (a tensor, a tuple of tensors or a dict of named tensors, at least 2 samples) and the target:
-        int64 of
-            shape (samples), or float32 of shape (samples, outputs) for a regression.
-        task: "classification" or "regression".
+            int64 of shape (samples), or float32 of shape (samples, outputs) for a regression; with task="loss", as
+            `forward` takes it.
+        task: "classification", "regression", or "loss" for a model that computes its loss itself.
         label_smoothing: of the cross entropy, in [0, 1).
         worker: the program `baton-worker`; searched as `baton` is, if it is not given.
         atol: largest absolute difference that counts as equal.
@@ -86,19 +88,28 @@ def compare(
 
     model = copy.deepcopy(model).cpu()
     switched_off = _switch_random_layers_off(model)
-    inputs = _arguments.inputs(model, _on_cpu(batch[0]), torch.Tensor, "batch")
+    given, target = _on_cpu(batch[0]), _tensor_on_cpu(batch[1])
+    if task == "loss":
+        given = _arguments.with_target(model, given, target)
+    inputs = _arguments.inputs(model, given, torch.Tensor, "batch")
+    _arguments.target_input(model, inputs, task, "batch")
     samples = _arguments.samples(inputs, max_samples=_MAX_SAMPLES, name="batch")
-    target = _target(batch[1], samples, task)
+    _check_target_type(target, samples, task)
     with _threads(threads), torch.random.fork_rng(devices=[]), in_training_mode(model), without_autocast(inputs):
-        exported, outputs = trace(model, inputs, _MAX_SAMPLES)
-        _check_target(target, outputs, task)
-        _refuse_randomness(model, inputs)
+        exported = trace(model, inputs, _MAX_SAMPLES)
+        loss = _Loss(task, label_smoothing)
+        if task == "loss":
+            loss.metrics, outputs = loss_metrics(exported), target_values(inputs)
+        else:
+            outputs = output_size(exported)
+            _check_target(target, outputs, task)
+        _refuse_randomness(model, inputs, loss)
         with tempfile.TemporaryDirectory(prefix="baton-compare-") as folder:
             file = Path(folder, "model.pt2")
-            torch.export.save(exported, file)
-            recipe = _recipe(model, file, samples, outputs, task, label_smoothing)
-            theirs = _probe(program, Path(folder), recipe, inputs, target, threads)
-        ours = _eager(model, inputs, target, task, label_smoothing)
+            save(exported, file, task, inputs, None if task == "loss" else outputs, {})
+            recipe = _recipe(model, file, samples, outputs, loss, inputs)
+            theirs = _probe(program, Path(folder), recipe, inputs, target, task, threads)
+        ours = _eager(model, inputs, target, loss)
     rows = differences(theirs, ours, _aliases(model))
     return comparison(rows, atol, threads, switched_off)
 
@@ -124,10 +135,14 @@ def _on_cpu(given: Any) -> Any:
         return {name: _on_cpu(value) for name, value in given.items()}
     if isinstance(given, (tuple, list)):
         return tuple(_on_cpu(value) for value in given)
+    return _tensor_on_cpu(given)
+
+
+def _tensor_on_cpu(given: Any) -> Any:
     return given.detach().cpu().contiguous() if hasattr(given, "detach") else given
 
 
-def _target(target: Any, samples: int, task: str) -> torch.Tensor:
+def _check_target_type(target: Any, samples: int, task: str) -> None:
     import torch
 
     if not isinstance(target, torch.Tensor):
@@ -135,17 +150,62 @@ def _target(target: Any, samples: int, task: str) -> torch.Tensor:
     fits = {
         "classification": target.dtype == torch.int64 and target.shape == (samples,),
         "regression": target.dtype == torch.float32 and target.dim() == 2 and len(target) == samples,
+        # Data sets have integers and float32.
+        "loss": target.dtype in (torch.float32, torch.int64),
     }
     if not fits[task]:
         expected = {
             "classification": f"int64 of shape ({samples},), the class of each sample",
             "regression": f"float32 of shape ({samples}, outputs)",
+            "loss": "int64 or float32",
         }
         raise ValueError(
             f"the target is {_arguments.dtype_name(target)} of shape {tuple(target.shape)}, but a {task} needs "
             f"{expected[task]}"
         )
-    return target.detach().cpu().contiguous()
+
+
+@dataclass
+class _Loss:
+    """How outputs become a loss."""
+
+    task: str
+    label_smoothing: float
+    # Names of those that the model returns beside the loss.
+    metrics: tuple[str, ...] = ()
+
+    def outputs(self, returned: Any) -> torch.Tensor:
+        """What Baton calls the outputs: with task="loss", the loss of each sample and its metrics."""
+        import torch
+
+        if self.task != "loss":
+            return cast(torch.Tensor, returned)
+        if isinstance(returned, torch.Tensor):
+            return returned.float().unsqueeze(1)
+        metrics = (returned[name].detach().float() for name in self.metrics)
+        return torch.stack([returned["loss"].float(), *metrics], 1)
+
+    def of(self, outputs: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        """The mean over the samples, with Baton's roundings."""
+        import torch
+        from torch.nn import functional
+
+        if self.task == "loss":
+            total = outputs.select(1, 0).sum()
+        elif self.task == "regression":
+            total = functional.mse_loss(outputs, target, reduction="sum") / outputs.shape[1]
+        else:
+            total = functional.cross_entropy(outputs, target, reduction="sum", label_smoothing=self.label_smoothing)
+        # 1/samples is rounded to float32 before it is multiplied.
+        return total * (torch.tensor(1.0) / len(target)).item()
+
+    def recipe(self) -> dict[str, Any]:
+        """Its table in a recipe."""
+        if self.task == "loss":
+            return {"kind": "program", "metrics": list(self.metrics)}
+        if self.task == "regression":
+            return {"kind": "mse"}
+        return {"kind": "cross_entropy", "label_smoothing": float(self.label_smoothing)}
 
 
 def _switch_random_layers_off(model: torch.nn.Module) -> list[str]:
@@ -165,9 +225,7 @@ def _switch_random_layers_off(model: torch.nn.Module) -> list[str]:
     return changed
 
 
-def _eager(
-    model: torch.nn.Module, inputs: _arguments.Inputs, target: torch.Tensor, task: str, label_smoothing: float
-) -> Tensors:
+def _eager(model: torch.nn.Module, inputs: _arguments.Inputs, target: torch.Tensor, loss: _Loss) -> Tensors:
     """What PyTorch computes, with the names of `baton-worker probe`. Changes the model's buffers and gradients."""
     import torch
 
@@ -182,10 +240,10 @@ def _eager(
     for buffer in _statistics(norms, in_training=True).values():
         buffer.zero_()
     with torch.enable_grad():
-        output = model(*inputs.args, **inputs.kwargs)
-        loss = _loss(output, target, task, label_smoothing)
-    torch.autograd.backward(loss)
-    results = {"loss": loss.detach(), "output": output.detach()}
+        output = loss.outputs(model(*inputs.args, **inputs.kwargs))
+        mean = loss.of(output, target)
+    torch.autograd.backward(mean)
+    results = {"loss": mean.detach(), "output": output.detach()}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
             # A parameter that the loss does not depend on has none.
@@ -197,19 +255,6 @@ def _eager(
             value.lerp_(in_training[name], momentum)
         results[f"buffer.{name}"] = value
     return results
-
-
-def _loss(output: torch.Tensor, target: torch.Tensor, task: str, label_smoothing: float) -> torch.Tensor:
-    """The mean over the samples, with Baton's roundings."""
-    import torch
-    from torch.nn import functional
-
-    if task == "classification":
-        total = functional.cross_entropy(output, target, reduction="sum", label_smoothing=label_smoothing)
-    else:
-        total = functional.mse_loss(output, target, reduction="sum") / output.shape[1]
-    # 1/samples is rounded to float32 before it is multiplied.
-    return total * (torch.tensor(1.0) / len(target)).item()
 
 
 def _batch_norms(model: torch.nn.Module) -> dict[str, Any]:
@@ -230,7 +275,7 @@ def _statistics(norms: dict[str, Any], in_training: bool = False) -> Tensors:
     }
 
 
-def _refuse_randomness(model: torch.nn.Module, inputs: _arguments.Inputs) -> None:
+def _refuse_randomness(model: torch.nn.Module, inputs: _arguments.Inputs, loss: _Loss) -> None:
     """Runs a copy of the model with two seeds: what is still random makes a difference."""
     import torch
 
@@ -238,7 +283,7 @@ def _refuse_randomness(model: torch.nn.Module, inputs: _arguments.Inputs) -> Non
     for seed in (1, 2):
         torch.manual_seed(seed)
         with torch.no_grad():
-            outputs.append(torch.nan_to_num(model(*inputs.args, **inputs.kwargs)))
+            outputs.append(torch.nan_to_num(loss.outputs(model(*inputs.args, **inputs.kwargs))))
     if not torch.equal(*outputs):
         raise ValueError(
             "the model draws random numbers that cannot be switched off here: give a copy without them, for example with "
@@ -253,8 +298,11 @@ def _check_target(target: torch.Tensor, outputs: int, task: str) -> None:
         raise ValueError(f"the target has classes {target.min()}..{target.max()}, but the model has {outputs} outputs")
 
 
-def _recipe(model: torch.nn.Module, file: Path, samples: int, outputs: int, task: str, label_smoothing: float) -> str:
+def _recipe(
+    model: torch.nn.Module, file: Path, samples: int, outputs: int, loss: _Loss, inputs: _arguments.Inputs
+) -> str:
     """A recipe of one virtual rank; the keys that a recipe must have, and what the step depends on."""
+    fields = {"input_field": inputs.main(loss.task), "extra_fields": inputs.extra_fields(loss.task)}
     # Both sides must keep weights in the same order in memory.
     is_channels_last = any(weight.dim() == 4 and not weight.is_contiguous() for weight in model.parameters())
     sections: dict[str, dict[str, Any]] = {
@@ -264,33 +312,30 @@ def _recipe(model: torch.nn.Module, file: Path, samples: int, outputs: int, task
             "num_classes": outputs,
             "channels_last": is_channels_last,
         },
-        "data": {"train": "none", "val": "none"},
+        "data": {"train": "none", "val": "none", **fields},
         "train": {"epochs": 1, "global_batch": samples, "virtual_ranks": 1},
         "optimizer": {"kind": "sgd"},
         "schedule": {"kind": "constant", "lr": 0.1},
-        "loss": {"kind": "cross_entropy", "label_smoothing": float(label_smoothing)},
+        "loss": loss.recipe(),
         "cluster": {"device": "cpu"},
     }
-    if task == "regression":
-        sections["loss"] = {"kind": "mse"}
     lines = ['name = "compare"', *(f"{name} = {_toml(section)}" for name, section in sections.items())]
     return "\n".join(lines) + "\n"
 
 
 def _toml(section: dict[str, Any]) -> str:
-    """An inline table. Strings, numbers and truth values are written as in JSON."""
+    """An inline table. Strings, numbers, truth values and lists of them are written as in JSON."""
     return "{ " + ", ".join(f"{key} = {json.dumps(value)}" for key, value in section.items()) + " }"
 
 
 def _probe(
-    program: Path, folder: Path, recipe: str, inputs: _arguments.Inputs, target: torch.Tensor, threads: int
+    program: Path, folder: Path, recipe: str, inputs: _arguments.Inputs, target: torch.Tensor, task: str, threads: int
 ) -> Tensors:
     """What Baton computes."""
     from safetensors.torch import load_file, save_file
 
     named = inputs.named()
-    is_single = len(named) == 1
-    tensors = {"input" if is_single else f"input.{name}": tensor.clone() for name, tensor in named.items()}
+    tensors = {f"input.{name}": named[name].clone() for name in (inputs.main(task), *inputs.extra_fields(task))}
     recipe_file, batch_file, out = (folder / name for name in ("recipe.toml", "batch.safetensors", "probe.safetensors"))
     recipe_file.write_text(recipe, encoding="utf-8")
     save_file({**tensors, "target": target.clone()}, batch_file)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +25,13 @@ if TYPE_CHECKING:
 _FORMAT_VERSION = 1
 # A size: a number, or `None` for the number of samples and for what depends on it.
 _Shape = tuple["int | None", ...]
+# Key of the loss in what the model returns.
+_LOSS = "loss"
+# Baton adds the numbers of all samples, so that the parts of a batch may have any size.
+_NO_MEAN = 'leave out the mean or sum over the batch, for a loss with reduction="none"'
+_MEAN_OF_SAMPLE = "average over each sample, for example with .reshape(target.shape[0], -1).mean(1)"
+# A size, or how the number of samples decides it, such as `samples` or `8*samples`.
+_Sizes = tuple["int | str", ...]
 
 
 @dataclass(frozen=True)
@@ -33,11 +41,15 @@ class ExportSummary:
     path: Path
     """The file."""
     task: str
-    """`classification` or `regression`."""
+    """`classification`, `regression` or `loss`."""
     inputs: dict[str, tuple[str, _Shape]]
     """Type of the elements and shape by name of the input; `None` is a size that may change."""
     output: _Shape
-    """Shape of the output."""
+    """Shape of the output; of the loss, if the model computes it."""
+    metrics: tuple[str, ...]
+    """Names of the metrics that the model returns beside the loss, in its order."""
+    recipe: tuple[str, ...]
+    """What a recipe needs for this program, as lines of TOML."""
     parameters: int
     """Number of values of all parameters, a shared one counted once."""
     trained_parameters: int
@@ -48,12 +60,17 @@ class ExportSummary:
     def __str__(self) -> str:
         inputs = ", ".join(f"{name} {dtype} {_shape_text(shape)}" for name, (dtype, shape) in self.inputs.items())
         checked = f"accepted by {self.checked_by}" if self.checked_by else "not checked"
+        output = _shape_text(self.output)
+        if self.task == "loss":
+            output = ", ".join(f"{name} {output}" for name in (_LOSS, *self.metrics))
+        recipe = "\n              ".join(self.recipe)
         return (
             f"{self.path}: {checked}\n"
             f"  task        {self.task}\n"
             f"  input       {inputs}\n"
-            f"  output      {_shape_text(self.output)}\n"
-            f"  parameters  {self.parameters:,}, {self.trained_parameters:,} trained"
+            f"  output      {output}\n"
+            f"  parameters  {self.parameters:,}, {self.trained_parameters:,} trained\n"
+            f"  recipe      {recipe}"
         )
 
 
@@ -79,13 +96,16 @@ def export(
     BatchNorm in evaluation mode keeps its statistics.
 
     Args:
-        model: returns one float32 tensor of shape (samples, outputs): scores of classes, or values of a regression. All
-            parameters are float32 and on one device.
+        model: returns one tensor of shape (samples, outputs): scores of classes, or values of a regression. With
+            task="loss", its `forward` has an argument `target`, and returns the loss of each sample, of shape (samples):
+            alone, or in a dict with the key "loss" and metrics of the same shape under their names. All parameters are
+            float32 and on one device.
         example: a tensor, a tuple of tensors or a dict of named tensors, as `forward` takes them, on the model's device.
             The first axis counts samples, at least 2. Only shapes and dtypes matter; all other axes are fixed to these
-            sizes.
+            sizes. With several inputs, the images, or else the first, are `data.input_field` of a recipe, and the others
+            its `data.extra_fields`. With task="loss" it contains `target`.
         path: the file, which ends with `.pt2`. It is replaced at once, and only by a program that was accepted.
-        task: "classification" or "regression".
+        task: "classification", "regression", or "loss" for a model that computes its loss itself.
         classes: their number, or their names in the order of the outputs; kept in the file.
         mean: of each channel of the images, by which the model expects them to be normalised; in units of 0..255, as
             `data.mean` of a recipe. Kept in the file; Baton refuses a recipe that says something else.
@@ -111,33 +131,23 @@ def export(
     _arguments.task(task)
     path = _arguments.target(path)
     inputs = _arguments.inputs(model, example, torch.Tensor)
+    _arguments.target_input(model, inputs, task)
     _arguments.samples(inputs, max_samples)
     _arguments.devices(model, inputs)
     count, names = _arguments.class_names(classes, task)
     normalisation = _arguments.normalisation(mean, std, inputs)
     checker = _programs.find("baton")
 
-    program, outputs = trace(model, inputs, max_samples)
-    output: _Shape = (None, outputs)
+    program = trace(model, inputs, max_samples)
+    metrics = loss_metrics(program) if task == "loss" else ()
+    outputs = None if task == "loss" else output_size(program)
     if count is not None and outputs != count:
-        raise ExportError(
-            f"the model returns {_shape_text(output)}, but classes are {count}: one output for each class"
-        )
-    described = {name: (_arguments.dtype_name(tensor), _open_shape(tensor)) for name, tensor in inputs.named().items()}
-    metadata: dict[str, Any] = {
-        "format_version": _FORMAT_VERSION,
-        "task": task,
-        "inputs": [{"name": name, "dtype": dtype, "shape": shape} for name, (dtype, shape) in described.items()],
-        "output": {"shape": output},
-        "torch_version": torch.__version__,
-        "baton_version": VERSION,
-    }
-    if names:
-        metadata["class_names"] = names
+        raise ExportError(f"the model returns (samples, {outputs}), but classes are {count}: one output for each class")
+    extra: dict[str, Any] = {"class_names": names} if names else {}
     if normalisation:
-        metadata["mean"], metadata["std"] = normalisation
+        extra["mean"], extra["std"] = normalisation
     with _replacing(path) as part:
-        torch.export.save(program, part, extra_files={"baton.json": json.dumps(metadata)})
+        save(program, part, task, inputs, outputs, extra)
         is_checked = checker is not None and _is_accepted(checker, part, path)
     if checker is None:
         warnings.warn(
@@ -149,16 +159,18 @@ def export(
     return ExportSummary(
         path=path,
         task=task,
-        inputs=described,
-        output=output,
+        inputs=_described(inputs),
+        output=_output(outputs),
+        metrics=metrics,
+        recipe=_recipe(path, task, inputs, outputs, metrics),
         parameters=sum(parameter.numel() for parameter in parameters),
         trained_parameters=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
         checked_by=checker if is_checked else None,
     )
 
 
-def trace(model: torch.nn.Module, inputs: _arguments.Inputs, max_samples: int) -> tuple[ExportedProgram, int]:
-    """The graph in training mode, for any number of samples up to `max_samples`, and its outputs per sample."""
+def trace(model: torch.nn.Module, inputs: _arguments.Inputs, max_samples: int) -> ExportedProgram:
+    """The graph in training mode, for any number of samples up to `max_samples`."""
     import torch
 
     samples = torch.export.Dim("batch", min=_arguments.MIN_SAMPLES, max=max_samples)
@@ -170,7 +182,61 @@ def trace(model: torch.nn.Module, inputs: _arguments.Inputs, max_samples: int) -
             raise ExportError(explain(error, model)) from error
     # They would be in the file, and may be somebody's data.
     program.example_inputs = None
-    return program, _outputs(program)
+    return program
+
+
+def save(
+    program: ExportedProgram,
+    path: Path,
+    task: str,
+    inputs: _arguments.Inputs,
+    outputs: int | None,
+    extra: Mapping[str, Any],
+) -> None:
+    """Writes the program with what Baton needs to know about it; `outputs` is `None` if it returns the loss."""
+    import torch
+
+    described = _described(inputs).items()
+    metadata = {
+        "format_version": _FORMAT_VERSION,
+        "task": task,
+        "inputs": [{"name": name, "dtype": dtype, "shape": shape} for name, (dtype, shape) in described],
+        "output": {"shape": _output(outputs)},
+        "torch_version": torch.__version__,
+        "baton_version": VERSION,
+        **extra,
+    }
+    torch.export.save(program, path, extra_files={"baton.json": json.dumps(metadata)})
+
+
+def _described(inputs: _arguments.Inputs) -> dict[str, tuple[str, _Shape]]:
+    """Type of the elements and shape of each input, whose first axis may change."""
+    return {name: (_arguments.dtype_name(tensor), (None, *tensor.shape[1:])) for name, tensor in inputs.named().items()}
+
+
+def _output(outputs: int | None) -> _Shape:
+    """Shape of the output, or of the loss."""
+    return (None,) if outputs is None else (None, outputs)
+
+
+def target_values(inputs: _arguments.Inputs) -> int:
+    """Number of values of a sample's target, which is `model.num_classes` if the model computes the loss."""
+    shape = inputs.named()[_arguments.TARGET].shape
+    return int(shape[1:].numel())
+
+
+def _recipe(
+    path: Path, task: str, inputs: _arguments.Inputs, outputs: int | None, metrics: Sequence[str]
+) -> tuple[str, ...]:
+    number = target_values(inputs) if outputs is None else outputs
+    lines = [f'model = {{ arch = "program", program = {json.dumps(str(path))}, num_classes = {number} }}']
+    if task == "regression":
+        lines.append('loss = { kind = "mse" }')
+    if task == "loss":
+        lines.append('loss = { kind = "program"' + (f", metrics = {json.dumps(metrics)}" if metrics else "") + " }")
+    if fields := inputs.extra_fields(task):
+        lines.append(f"data.extra_fields = {json.dumps(fields)}")
+    return tuple(lines)
 
 
 @contextlib.contextmanager
@@ -195,31 +261,83 @@ def without_autocast(inputs: _arguments.Inputs) -> torch.autocast:
     return torch.autocast(device.type, enabled=False)
 
 
-def _outputs(program: ExportedProgram) -> int:
-    """Outputs per sample, if the program returns one tensor of shape (samples, outputs)."""
-    outputs = program.graph_signature.user_outputs
-    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
-    value = values.get(outputs[0]) if len(outputs) == 1 and isinstance(outputs[0], str) else None
-    if not program.call_spec.out_spec.is_leaf() or value is None:
+def output_size(program: ExportedProgram) -> int:
+    """Outputs per sample of a program that returns one tensor of shape (samples, outputs)."""
+    returned = _returned(program)
+    if returned.keys() != {None}:
         raise ExportError(
-            f"the model returns {len(outputs)} values or a container, but Baton trains one tensor of shape (samples, "
-            "outputs): wrap it in a module whose forward returns that tensor"
+            f"the model returns a dict of {_listed(returned)}, but Baton trains one tensor of shape (samples, outputs): "
+            "wrap it in a module whose forward returns that tensor, or computes the loss, with task='loss'"
         )
-    shape = tuple(size if isinstance(size, int) else None for size in value.shape)
-    if len(shape) != 2 or shape[0] is not None or shape[1] is None:
-        raise ExportError(f"the model returns {_shape_text(shape)}, but Baton trains an output of (samples, outputs)")
-    return shape[1]
+    match returned[None]:
+        case ("samples", int(outputs)):
+            return outputs
+        case shape:
+            raise ExportError(
+                f"the model returns {_shape_text(shape)}, but Baton trains an output of (samples, outputs)"
+            )
 
 
-def _open_shape(tensor: torch.Tensor) -> _Shape:
-    """Shape of an input whose first axis may change."""
-    return (None, *tensor.shape[1:])
+def loss_metrics(program: ExportedProgram) -> tuple[str, ...]:
+    """Names of the metrics of a program that returns the loss of each sample."""
+    returned = _returned(program)
+    if returned.keys() != {None} and _LOSS not in returned:
+        raise ExportError(f"the model returns a dict of {_listed(returned)}: the key of the loss must be {_LOSS!r}")
+    for name, shape in returned.items():
+        if shape != ("samples",):
+            remedy = _NO_MEAN if shape == () else _MEAN_OF_SAMPLE
+            raise ExportError(
+                f"the model returns {name or 'a loss'} of shape {_shape_text(shape)}, but it must be one number for each "
+                f"sample: {remedy}"
+            )
+    metrics = tuple(name for name in returned if name is not None and name != _LOSS)
+    for name in metrics:
+        if not re.fullmatch("[a-z0-9_]+", name):
+            raise ExportError(f"the metric {name!r} cannot be in a recipe: use lower-case letters, digits and _")
+    return metrics
 
 
-def _shape_text(shape: _Shape) -> str:
+def _returned(program: ExportedProgram) -> dict[str | None, _Sizes]:
+    """Shapes of what a program returns, by the keys of its dict; the key of a single tensor is `None`."""
+    values = {node.name: node.meta.get("val") for node in program.graph.nodes}
+    signature, spec = program.graph_signature, program.call_spec.out_spec
+    # What is no tensor has no value.
+    outputs = [values.get(output) for output in signature.user_outputs if isinstance(output, str)]
+    found = [value for value in outputs if value is not None]
+    if spec.is_leaf():
+        keys = [None]
+    elif (
+        spec.type is dict
+        and all(isinstance(key, str) for key in spec.context)
+        and all(child.is_leaf() for child in spec.children())
+    ):
+        keys = list(spec.context)
+    else:
+        keys = []
+    number = len(signature.user_outputs)
+    if not keys or not len(keys) == len(found) == number:
+        raise ExportError(
+            f"the model returns {_arguments.count(number, 'value')} in a {getattr(spec.type, '__name__', spec.type)}, "
+            "but Baton takes one tensor, or a dict of a loss and metrics: wrap it in a module whose forward returns that "
+            "tensor"
+        )
+    # The inputs agree on it; all arguments are tensors.
+    first = next(node for node in program.graph.nodes if node.name in signature.user_inputs)
+    samples = str(first.meta["val"].shape[0])
+
+    def text(size: Any) -> int | str:
+        return size if isinstance(size, int) else re.sub(rf"\b{samples}\b", "samples", str(size))
+
+    return {key: tuple(map(text, value.shape)) for key, value in zip(keys, found)}
+
+
+def _listed(names: Iterable[Any]) -> str:
+    return ", ".join(map(str, names))
+
+
+def _shape_text(shape: _Shape | _Sizes) -> str:
     """A shape such as `(samples, 3, 32, 32)`."""
-    sizes = [str(size) if size is not None else "any" if axis else "samples" for axis, size in enumerate(shape)]
-    return f"({', '.join(sizes)})"
+    return f"({', '.join('samples' if size is None else str(size) for size in shape)})"
 
 
 @contextlib.contextmanager

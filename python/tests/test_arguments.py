@@ -36,7 +36,8 @@ def test_the_three_forms_of_an_example_have_the_names_of_forward():
     assert inputs(x).named() == {"x": x}
     assert inputs((x, mask)).named() == {"x": x, "mask": mask}
     assert inputs({"mask": mask, "x": x}).named() == {"x": x, "mask": mask}
-    assert inputs({"mask": mask, "x": x}).kwargs == {"mask": mask, "x": x}
+    # In the order of forward, which the file has too.
+    assert list(inputs({"mask": mask, "x": x}).kwargs) == ["x", "mask"]
 
 
 def test_inputs_of_a_list_of_arguments_are_numbered():
@@ -48,6 +49,58 @@ def test_inputs_of_a_list_of_arguments_are_numbered():
     assert list(inputs((part, part), Many()).named()) == ["parts.0", "parts.1"]
     assert list(inputs({"a": part}, Many()).named()) == ["named.a"]
     assert inputs((part, part), Many()).like("open") == {"parts": ("open", "open")}
+
+
+class Losses(Model):
+    def forward(self, age, target=None, image=None):
+        pass
+
+
+def test_the_images_are_the_main_input_or_else_the_first():
+    image, values, target = Tensor((2, 3, 8, 8)), Tensor((2, 1)), Tensor((2,))
+    given = inputs({"image": image, "age": values, "target": target}, Losses())
+    assert (given.main("loss"), given.extra_fields("loss")) == ("image", ["age"])
+    given = inputs((values, target, values), Losses())
+    assert (given.main("loss"), given.extra_fields("loss")) == ("age", ["image"])
+    given = inputs(values)
+    assert (given.main("classification"), given.extra_fields("classification")) == ("x", [])
+
+
+def test_inputs_and_target_are_put_together_by_name():
+    one, two, target = (Tensor((2, size)) for size in range(3))
+    expected = {"age": one, "image": two, "target": target}
+    for given in ((one, two), [one, two], {"image": two, "age": one}):
+        assert _arguments.with_target(Losses(), given, target) == expected
+    assert _arguments.with_target(Losses(), one, target) == {"age": one, "target": target}
+    with pytest.raises(ValueError, match=r"batch has 3 inputs, but Losses\.forward takes 2 and the target"):
+        _arguments.with_target(Losses(), (one, two, one), target)
+
+
+@pytest.mark.parametrize(
+    ("example", "task", "message"),
+    [
+        (
+            {"age": Tensor((2,))},
+            "loss",
+            "example has no target: with task='loss', Losses.forward must have an argument",
+        ),
+        ({"age": Tensor((2,)), "target": Tensor((2,))}, "regression", "an input target, but a regression takes none"),
+    ],
+)
+def test_only_a_loss_has_a_target(example, task, message):
+    with pytest.raises(ValueError) as caught:
+        _arguments.target_input(Losses(), inputs(example, Losses()), task)
+    assert message in str(caught.value)
+
+
+def test_a_loss_of_the_target_alone_is_refused():
+    class Alone(Model):
+        def forward(self, target):
+            pass
+
+    target = inputs(Tensor((2,)), Alone())
+    with pytest.raises(ValueError, match="example has only the target: the model must take another input too"):
+        _arguments.target_input(Alone(), target, "loss")
 
 
 @pytest.mark.parametrize(
@@ -143,6 +196,7 @@ def test_classes_are_a_number_or_names():
         (["a", " "], "classification", "class name ' ' is empty"),
         (["a", "b", "a"], "classification", "class name 'a' occurs 2 times: each class needs its own"),
         (3, "regression", "classes are given for a regression"),
+        (3, "loss", "classes are given for a loss"),
     ],
 )
 def test_classes_that_cannot_be_kept_are_refused(classes, task, message):
@@ -193,5 +247,5 @@ def test_the_file_must_be_a_pt2_in_a_folder_that_exists(tmp_path):
 
 
 def test_an_unknown_task_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="task is 'detection': it must be 'classification' or 'regression'"):
+    with pytest.raises(ValueError, match="task is 'detection': it must be 'classification', 'regression' or 'loss'"):
         _arguments.task("detection")

@@ -5,6 +5,7 @@ leaves one out.
 """
 
 import argparse
+import json
 import os
 import pathlib
 import sys
@@ -12,6 +13,7 @@ import sys
 import torch
 from safetensors.torch import load_file, save_file
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
 try:
     import tomllib
@@ -48,20 +50,38 @@ def main():
 
 
 def step(recipe, batch):
-    target = batch.pop("target")
-    program = torch.export.load(recipe["model"]["program"])
+    extra = {"baton.json": ""}
+    program = torch.export.load(recipe["model"]["program"], extra_files=extra)
     network = program.module()
     mixed = batch_statistics(network)
     network.zero_grad()
-    inputs = {name.removeprefix("input."): tensor for name, tensor in batch.items()}
-    names = program.graph_signature.user_inputs if len(inputs) > 1 else ["input"]
-    _, by_name = program.call_spec.in_spec.children()
-    output = network(**inputs) if by_name.num_leaves > 1 else network(*(inputs[name] for name in names))
-    assert output.shape == (recipe["train"]["global_batch"], recipe["model"]["num_classes"])
-    loss = recipe["loss"]
+    target, samples, outputs = batch.pop("target"), recipe["train"]["global_batch"], recipe["model"]["num_classes"]
+    loss, fields = recipe["loss"], recipe["data"]["extra_fields"]
+    # As Baton: other fields and the target of a loss are float32, and get the type and shape that the program has.
+    values = {name: batch.pop(f"input.{name}").float() for name in fields}
+    if loss["kind"] == "program":
+        values["target"] = target.float().reshape(samples, outputs)
+    (main,) = batch.values()
+    flat = []
+    for described in json.loads(extra["baton.json"])["inputs"]:
+        shape = [samples, *described["shape"][1:]]
+        flat.append(values.pop(described["name"], main).reshape(shape).to(getattr(torch, described["dtype"])))
+    assert not values
+    args, kwargs = pytree.tree_unflatten(flat, program.call_spec.in_spec)
+    output = network(*args, **kwargs)
+    if loss["kind"] == "program":
+        if isinstance(output, dict):
+            metrics = [output[name].detach().float() for name in loss["metrics"]]
+            output = torch.stack([output["loss"], *metrics], 1)
+        else:
+            output = output.unsqueeze(1)
+        assert output.shape == (samples, 1 + len(loss["metrics"]))
+        total = output[:, 0].sum()
+    else:
+        assert output.shape == (samples, outputs)
     if loss["kind"] == "mse":
         total = functional.mse_loss(output, target, reduction="sum") / output.shape[1]
-    else:
+    if loss["kind"] == "cross_entropy":
         smoothing = loss["label_smoothing"]
         total = functional.cross_entropy(output, target, reduction="sum", label_smoothing=smoothing)
     mean = total * (torch.tensor(1.0) / len(target)).item()

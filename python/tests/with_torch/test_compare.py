@@ -4,7 +4,7 @@ import baton
 import pytest
 import torch
 import torchvision
-from networks import CLASSES, SIDE, Small, Two, images
+from networks import CLASSES, SIDE, Function, Small, Two, WithLoss, images, with_root
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("fake_worker")
@@ -73,6 +73,35 @@ def test_several_inputs_are_given_by_name():
     target = torch.randint(0, CLASSES, (SAMPLES,))
     assert baton.compare(Two(), (inputs, target)).is_equal
     assert baton.compare(Two(), ((inputs["left"], inputs["right"]), target)).is_equal
+    # In another order than forward's.
+    assert baton.compare(Two(), (dict(reversed(inputs.items())), target)).is_equal
+
+
+def with_loss_batch():
+    return {"age": torch.rand(SAMPLES, 1), "image": images(SAMPLES)}, torch.randint(0, CLASSES, (SAMPLES,))
+
+
+def test_a_loss_and_metrics_of_the_model_are_equal_bit_by_bit():
+    model, (inputs, target) = WithLoss(), with_loss_batch()
+    for given in (inputs, dict(reversed(inputs.items())), tuple(inputs.values())):
+        found = baton.compare(model, (given, target), task="loss")
+        assert found.is_equal and found.worst.absolute == 0.0, str(found)
+    assert {"loss", "output", "grad.age.weight", "buffer.norm.running_var"} <= set(names(found))
+    assert found.switched_off == ("drop",)
+
+
+def test_a_loss_alone_needs_no_dict():
+    def loss(x, target):
+        return (x - target).abs().mean(1)
+
+    found = baton.compare(Function(loss), (torch.randn(SAMPLES, 4), torch.randn(SAMPLES, CLASSES)), task="loss")
+    assert found.is_equal, str(found)
+
+
+def test_a_metric_has_no_gradient():
+    found = baton.compare(Function(with_root), (torch.randn(SAMPLES, 4), torch.randn(SAMPLES)), task="loss")
+    # NaN would be equal to NaN.
+    assert found.is_equal, str(found)
 
 
 def test_random_layers_of_all_kinds_are_switched_off():
@@ -139,6 +168,21 @@ def test_without_a_worker_the_error_says_where_it_is_searched(no_programs):
 
 
 @pytest.mark.parametrize(
+    ("inputs", "target", "message"),
+    [
+        (torch.zeros(4, 4), torch.zeros(4, dtype=torch.float64), "the target is float64 of shape (4,)"),
+        (torch.zeros(4, 4), torch.zeros(3), "inputs with different numbers of samples (x has 4, target has 3)"),
+        ((torch.zeros(4, 4),) * 2, torch.zeros(4), "batch has 2 inputs, but Function.forward takes 1 and the target"),
+        ({}, torch.zeros(4), "batch does not fit Function.forward: missing a required argument: 'x'"),
+    ],
+)
+def test_a_batch_that_a_loss_cannot_take_is_refused(inputs, target, message):
+    with pytest.raises(ValueError) as caught:
+        baton.compare(Function(with_root), (inputs, target), task="loss")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("data", "options", "message"),
     [
         (images(), {}, "batch is not a pair: give (inputs, target)"),
@@ -151,6 +195,9 @@ def test_without_a_worker_the_error_says_where_it_is_searched(no_programs):
         (batch(), {"task": "regression", "label_smoothing": 0.1}, "label_smoothing is for classification"),
         (batch(), {"threads": 0}, "threads is 0: it must be at least 1"),
         (batch(1), {}, "batch has 1 sample"),
+        (batch(), {"task": "loss"}, "batch does not fit Small.forward: got an unexpected keyword argument 'target'"),
+        ((images(), [1, 2, 3, 4]), {"task": "loss"}, "batch contains a value of type list: all inputs must be tensors"),
+        (batch(), {"task": "loss", "label_smoothing": 0.1}, "label_smoothing is for classification"),
     ],
 )
 def test_arguments_that_cannot_be_used_are_refused(data, options, message):

@@ -7,7 +7,7 @@ import zipfile
 import baton
 import pytest
 import torch
-from networks import CLASSES, SIDE, Small, Two, images, with_function
+from networks import CLASSES, SIDE, Function, Small, Two, WithLoss, images, with_function
 from torch import nn
 
 
@@ -41,6 +41,9 @@ def test_the_file_says_what_the_numbers_mean(tmp_path):
     assert summary.parameters == sum(parameter.numel() for parameter in Small().parameters())
     assert f"{path}: accepted by " in str(summary)
     assert "input       image float32 (samples, 3, 8, 8)" in str(summary)
+    model = f'model = {{ arch = "program", program = "{path}", num_classes = {CLASSES} }}'
+    assert (summary.recipe, summary.metrics) == ((model,), ())
+    assert str(summary).endswith(f"\n  recipe      {model}")
 
 
 @pytest.mark.usefixtures("accepting")
@@ -117,10 +120,102 @@ def test_modes_come_back_if_the_export_fails(tmp_path):
 def test_several_inputs_are_named_in_the_order_of_forward(tmp_path, names):
     path = tmp_path / "net.pt2"
     example = {name: torch.randn(3, 4) for name in names}
-    export(Two(), path, example, task="regression")
+    summary = export(Two(), path, example, task="regression")
     assert [entry["name"] for entry in metadata(path)["inputs"]] == ["left", "right"]
-    network = torch.export.load(path).module()
-    assert network(left=torch.randn(6, 4), right=torch.randn(6, 4)).shape == (6, CLASSES)
+    # Names in the file are by position.
+    program = torch.export.load(path)
+    assert program.graph_signature.user_inputs == ("left", "right")
+    assert program.module()(left=torch.randn(6, 4), right=torch.randn(6, 4)).shape == (6, CLASSES)
+    assert summary.recipe[1:] == ('loss = { kind = "mse" }', 'data.extra_fields = ["right"]')
+
+
+def with_loss_example(samples=4):
+    return torch.rand(samples, 1), images(samples), torch.randint(0, CLASSES, (samples,))
+
+
+@pytest.mark.usefixtures("accepting")
+@pytest.mark.parametrize("form", [tuple, lambda example: dict(zip(("age", "image", "target"), example))])
+def test_a_model_that_computes_its_loss_is_described_with_its_recipe(tmp_path, form):
+    path = tmp_path / "net.pt2"
+    summary = export(WithLoss(), path, form(with_loss_example()), task="loss", mean=[77.9] * 3, std=[95.5] * 3)
+    found = metadata(path)
+    assert (found["task"], found["output"], found["mean"]) == ("loss", {"shape": [None]}, [77.9] * 3)
+    assert [(entry["name"], entry["dtype"], entry["shape"]) for entry in found["inputs"]] == [
+        ("age", "float32", [None, 1]),
+        ("image", "float32", [None, 3, SIDE, SIDE]),
+        ("target", "int64", [None]),
+    ]
+    assert (summary.output, summary.metrics) == ((None,), ("accuracy", "probability_error"))
+    # The images are the main input.
+    assert summary.recipe == (
+        f'model = {{ arch = "program", program = "{path}", num_classes = 1 }}',
+        'loss = { kind = "program", metrics = ["accuracy", "probability_error"] }',
+        'data.extra_fields = ["age"]',
+    )
+    assert "output      loss (samples), accuracy (samples), probability_error (samples)\n" in str(summary)
+
+
+@pytest.mark.usefixtures("accepting")
+def test_the_number_of_samples_of_a_loss_is_open(tmp_path):
+    export(WithLoss(), tmp_path / "net.pt2", with_loss_example(), task="loss")
+    found = torch.export.load(tmp_path / "net.pt2").module()(*with_loss_example(7))
+    assert {name: len(tensor) for name, tensor in found.items()} == {"accuracy": 7, "loss": 7, "probability_error": 7}
+
+
+@pytest.mark.usefixtures("accepting")
+def test_a_loss_alone_has_no_metrics_and_the_target_may_have_several_values(tmp_path):
+    model = Function(lambda x, target: (x - target.flatten(1)).abs().mean(1))
+    example = (torch.randn(3, 4), torch.randn(3, 1, CLASSES))
+    for function in (model.function, lambda x, target: {"loss": model.function(x, target)}):
+        summary = export(Function(function), tmp_path / "net.pt2", example, task="loss")
+        assert summary.metrics == ()
+        assert summary.recipe[0].endswith(f"num_classes = {CLASSES} }}")
+        assert summary.recipe[1:] == ('loss = { kind = "program" }',)
+
+
+def loss_of(x, target, reduction="none"):
+    return nn.functional.cross_entropy(x, target, reduction=reduction)
+
+
+@pytest.mark.usefixtures("accepting")
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (
+            lambda x, y: loss_of(x, y, "mean"),
+            "returns a loss of shape (), but it must be one number for each sample: leave",
+        ),
+        (
+            lambda x, y: {"loss": loss_of(x, y, "sum")},
+            'returns loss of shape (), but it must be one number for each sample: leave out the mean or sum over the batch, for a loss with reduction="none"',
+        ),
+        (
+            lambda x, y: {"loss": loss_of(x, y), "accuracy": (x.argmax(1) == y).float().mean()},
+            "returns accuracy of shape ()",
+        ),
+        (
+            lambda x, y: {"loss": x.abs()},
+            "returns loss of shape (samples, 5), but it must be one number for each sample: average over each sample, for example with .reshape(target.shape[0], -1).mean(1)",
+        ),
+        (lambda x, y: x.abs().flatten(), "returns a loss of shape (5*samples), but it must be one number"),
+        (lambda x, y: {"mse": x.sum(1)}, "returns a dict of mse: the key of the loss must be 'loss'"),
+        (
+            lambda x, y: {"loss": x.sum(1), "Top-1": x.sum(1)},
+            "the metric 'Top-1' cannot be in a recipe: use lower-case letters, digits and _",
+        ),
+        (
+            lambda x, y: (x.sum(1), x),
+            "the model returns 2 values in a tuple, but Baton takes one tensor, or a dict of a loss and metrics",
+        ),
+        (lambda x, y: {"loss": x.sum(1), "parts": {"a": x.sum(1)}}, "the model returns 2 values in a dict"),
+        (lambda x, y: {"loss": x.sum(1), "scale": 2.0}, "the model returns 2 values in a dict"),
+    ],
+)
+def test_what_is_no_loss_of_each_sample_is_refused_with_a_remedy(tmp_path, function, message):
+    with pytest.raises(baton.ExportError) as caught:
+        export(Function(function), tmp_path / "net.pt2", (torch.randn(3, 4), torch.tensor([0, 1, 2])), task="loss")
+    assert message in str(caught.value)
+    assert not (tmp_path / "net.pt2").exists()
 
 
 @pytest.mark.usefixtures("no_programs")
@@ -191,7 +286,8 @@ def test_a_model_that_does_not_return_one_tensor_is_refused(tmp_path, wrap):
         (lambda x: x.mean(1), "(samples)"),
         (lambda x: x.unsqueeze(2), "(samples, 5, 1)"),
         (lambda x: x[:2], "(2, 5)"),
-        (lambda x: x.t(), "(5, any)"),
+        (lambda x: x.t(), "(5, samples)"),
+        (lambda x: x.repeat(2, 1), "(2*samples, 5)"),
     ],
 )
 def test_an_output_of_another_shape_is_refused(tmp_path, function, shape):
@@ -226,5 +322,9 @@ def test_arguments_are_checked_before_the_export(tmp_path, monkeypatch):
         export(torch.compile(Small()), path)
     with pytest.raises(ValueError, match=r"its name must end with \.pt2"):
         export(Small(), tmp_path / "net.pth")
+    with pytest.raises(
+        ValueError, match=r"example has no target: with task='loss', Small\.forward must have an argument"
+    ):
+        export(Small(), path, task="loss")
     with pytest.raises(ValueError, match="multiply both by 255"):
         export(Small(), path, mean=[0.5] * 3, std=[0.5] * 3)

@@ -4,7 +4,8 @@ import baton
 import pytest
 import torch
 import torchvision
-from networks import CLASSES, Small, images
+from baton import _programs
+from networks import CLASSES, Function, Small, Two, WithLoss, images, with_root
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("real_programs")
@@ -45,6 +46,48 @@ def test_baton_computes_the_same_bits_as_pytorch(build):
     assert found.is_equal and found.worst.absolute == 0.0, str(found)
 
 
+class Tokens(nn.Module):
+    """Integers and a mask as inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(50000, 8)
+        self.fc = nn.Linear(8, CLASSES)
+
+    def forward(self, tokens, mask):
+        return self.fc((self.embedding(tokens) * mask.unsqueeze(2)).sum(1))
+
+
+def test_several_inputs_are_equal_in_any_form():
+    target = torch.randint(0, CLASSES, (6,))
+    inputs = {"left": torch.randn(6, 4), "right": torch.randn(6, 4)}
+    for given in (inputs, dict(reversed(inputs.items())), tuple(inputs.values())):
+        assert baton.compare(Two(), (given, target)).is_equal
+    tokens = torch.randint(0, 50000, (6, 7))
+    for mask in (torch.rand(6, 7), torch.rand(6, 7) > 0.5, torch.randint(0, 2, (6, 7))):
+        assert baton.compare(Tokens(), ((tokens, mask), target)).is_equal
+
+
+def test_a_loss_with_two_inputs_and_metrics_is_equal():
+    inputs, target = {"age": torch.rand(6, 1), "image": images(6)}, torch.randint(0, CLASSES, (6,))
+    found = baton.compare(WithLoss(), (inputs, target), task="loss")
+    assert found.is_equal and found.worst.absolute == 0.0, str(found)
+    assert found.switched_off == ("drop",)
+    assert {"output", "grad.age.weight", "buffer.norm.running_var"} <= {row.name for row in found.rows}
+
+
+def test_a_loss_alone_of_several_target_values_is_equal():
+    model = Function(lambda x, target: (x - target.flatten(1)).abs().mean(1))
+    assert baton.compare(model, (torch.randn(6, 4), torch.randn(6, 1, CLASSES)), task="loss").is_equal
+
+
+@pytest.mark.xfail(
+    strict=True, reason="the worker multiplies the derivatives of metrics by 0, which gives NaN of infinity"
+)
+def test_a_metric_has_no_gradient():
+    assert baton.compare(Function(with_root), (torch.randn(6, 4), torch.randn(6)), task="loss").is_equal
+
+
 def test_weights_in_channels_last_order_are_compared_in_that_order():
     model = VISION.resnet18(num_classes=CLASSES).to(memory_format=torch.channels_last)
     assert baton.compare(model, batch(), atol=1e-4).is_equal
@@ -68,6 +111,30 @@ def test_frozen_parts_are_equal_too():
 def test_an_export_is_accepted(tmp_path):
     summary = baton.export(Small(), images(), tmp_path / "net.pt2", classes=CLASSES, mean=[77.9] * 3, std=[95.9] * 3)
     assert summary.checked_by.name == "baton"
+
+
+RECIPE = """
+name = "net"
+train = { epochs = 1, global_batch = 8, resolution = 32, virtual_ranks = 1 }
+optimizer = { kind = "sgd" }
+schedule = { kind = "constant", lr = 0.1 }
+data.train = "none"
+data.val = "none"
+"""
+
+
+def test_a_recipe_with_the_lines_of_the_summary_is_accepted(tmp_path):
+    example = {"age": torch.rand(4, 1), "image": images(), "target": torch.randint(0, CLASSES, (4,))}
+    summary = baton.export(WithLoss(), example, tmp_path / "net.pt2", task="loss")
+    recipe = tmp_path / "net.toml"
+    recipe.write_text("\n".join([RECIPE, *summary.recipe]))
+    check = [summary.checked_by, "recipe", "check", recipe, "--samples", "64"]
+    done = _programs.run(check)
+    assert done.returncode == 0, done.stderr
+    # Not without one of them.
+    for line in summary.recipe:
+        recipe.write_text("\n".join([RECIPE, *(other for other in summary.recipe if other != line)]))
+        assert _programs.run(check).returncode == 2
 
 
 class Nms(nn.Module):
