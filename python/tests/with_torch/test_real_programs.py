@@ -1,11 +1,16 @@
 """The package with Baton's own programs, as users have it; `make parity ARGS=python` runs these tests."""
 
+import os
+import pathlib
+import subprocess
+
 import baton
 import pytest
 import torch
 import torchvision
 from baton import _programs
 from networks import CLASSES, Function, Small, Two, WithLoss, images, with_root
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("real_programs")
@@ -81,9 +86,6 @@ def test_a_loss_alone_of_several_target_values_is_equal():
     assert baton.compare(model, (torch.randn(6, 4), torch.randn(6, 1, CLASSES)), task="loss").is_equal
 
 
-@pytest.mark.xfail(
-    strict=True, reason="the worker multiplies the derivatives of metrics by 0, which gives NaN of infinity"
-)
 def test_a_metric_has_no_gradient():
     assert baton.compare(Function(with_root), (torch.randn(6, 4), torch.randn(6)), task="loss").is_equal
 
@@ -169,3 +171,34 @@ def test_what_only_baton_refuses_is_refused_with_its_line(tmp_path, model, messa
     assert message in str(caught.value)
     assert "(test_real_programs.py, line " in str(caught.value)
     assert not (tmp_path / "net.pt2").exists()
+
+
+def test_an_exported_resnet_computes_what_the_native_one_does(tmp_path):
+    model = VISION.resnet50(num_classes=CLASSES).train()
+    images, target = batch()
+    weights = {name: value for name, value in model.state_dict().items() if "num_batches" not in name}
+    save_file(weights, tmp_path / "weights.safetensors")
+    save_file({"input": images, "target": target}, tmp_path / "batch.safetensors")
+    baton.export(model, images, tmp_path / "net.pt2")
+    program = f'arch = "program", program = "{tmp_path}/net.pt2"'
+    native = f'arch = "resnet50", pretrained = "{tmp_path}/weights.safetensors"'
+    worker = pathlib.Path(os.environ["BATON_BIN"], "baton-worker")
+    results = []
+    for name, network in (("program", program), ("native", native)):
+        recipe = tmp_path / f"{name}.toml"
+        recipe.write_text(f"""
+            name = "test"
+            model = {{ {network}, num_classes = {CLASSES}, channels_last = false }}
+            data = {{ train = "none", val = "none" }}
+            train = {{ epochs = 1, global_batch = 6, resolution = {SIDE}, virtual_ranks = 1 }}
+            optimizer = {{ kind = "sgd" }}
+            schedule = {{ kind = "constant", lr = 0.1 }}
+            """)
+        out = tmp_path / f"{name}.safetensors"
+        subprocess.run(
+            [worker, "probe", "--recipe", recipe, "--inputs", tmp_path / "batch.safetensors", "--out", out], check=True
+        )
+        results.append(load_file(out))
+    assert results[0].keys() == results[1].keys()
+    for name, value in results[0].items():
+        assert (value - results[1][name]).abs().max() <= 1e-6, name
