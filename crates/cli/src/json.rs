@@ -329,6 +329,8 @@ pub(crate) struct CheckedRecipe {
     pub(crate) faults: Vec<Violation>,
     /// Why the size of its training set is unknown, so that `run` is missing.
     pub(crate) not_walked_because: Option<String>,
+    /// Why its program was not read.
+    pub(crate) program_not_read_because: Option<String>,
     /// Deprecated keys, which are still accepted.
     pub(crate) deprecated_keys: Vec<Violation>,
     /// Values that are valid but probably wrong.

@@ -464,6 +464,9 @@ fn a_recipe_check_reads_the_program() {
     let (code, text) = check("evaluation.pt2", 10);
     assert_eq!(code, Some(2), "{text}");
     assert!(text.contains("call model.train()"), "{text}");
+    let (code, text) = check("absent.pt2", 10);
+    assert_eq!(code, Some(0), "{text}");
+    assert!(text.contains("absent.pt2 does not exist on this machine"), "{text}");
 
     let digits =
         ["model.num_classes=10", "data.mean=[77.9, 77.9, 77.9]", "data.std=[95.9, 95.9, 95.9]"];

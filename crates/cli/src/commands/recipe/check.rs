@@ -82,9 +82,14 @@ fn check(path: &Path, args: &Args) -> CheckedRecipe {
         Err(error) => return CheckedRecipe { problem: Some(error.to_string()), ..found },
     };
     let deprecated_keys = spec.deprecated_keys();
-    let program = match program(&spec) {
-        Ok(program) => program,
-        Err(problem) => return CheckedRecipe { problem: Some(problem), ..found },
+    // As data, programs may be on other machines.
+    let program_not_read_because = missing_program(&spec);
+    let program = match &program_not_read_because {
+        Some(_) => None,
+        None => match program(&spec) {
+            Ok(program) => program,
+            Err(problem) => return CheckedRecipe { problem: Some(problem), ..found },
+        },
     };
     let val_samples = match Samples::at(&spec.data.val, args.val_samples) {
         Ok(samples) => samples,
@@ -103,6 +108,7 @@ fn check(path: &Path, args: &Args) -> CheckedRecipe {
                 ok: true,
                 deprecated_keys,
                 not_walked_because,
+                program_not_read_because,
                 missed_deadlines,
                 ..found
             }
@@ -116,6 +122,7 @@ fn check(path: &Path, args: &Args) -> CheckedRecipe {
                 let run = Some(run);
                 CheckedRecipe {
                     ok: true,
+                    program_not_read_because,
                     deprecated_keys,
                     warnings,
                     missed_deadlines,
@@ -125,6 +132,13 @@ fn check(path: &Path, args: &Args) -> CheckedRecipe {
             }
         },
     }
+}
+
+/// Why the program of a recipe cannot be read here: it does not exist.
+fn missing_program(spec: &JobSpec) -> Option<String> {
+    let file = &spec.model.program;
+    let is_missing = spec.model.arch.is_program() && !Path::new(file).exists();
+    is_missing.then(|| format!("{file} does not exist on this machine"))
 }
 
 /// Estimated duration of an evaluation on every known machine. Empty if there is no estimate: on a CPU, for signals,
@@ -179,6 +193,8 @@ fn lines(found: &CheckedRecipe) -> Vec<String> {
             grouped(run.samples)
         )
     }));
+    let why = found.program_not_read_because.iter();
+    lines.extend(why.map(|why| format!("note: the program was not read: {why}")));
     lines.extend(found.deprecated_keys.iter().map(|key| format!("note: {key}")));
     lines.extend(found.warnings.iter().map(|warning| format!("warning: {warning}")));
     let missed = found.missed_deadlines.iter();
