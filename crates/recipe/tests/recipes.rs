@@ -125,6 +125,8 @@ fn every_recipe_can_run_on_its_data() {
 fn all_shipped_recipes_exist() {
     let expected = [
         "digits_cpu",
+        "dilated_signals",
+        "efficientnet_digits",
         "resnet34_1d_signals",
         "resnet50_a100_bf16_adamw",
         "resnet50_ffcv_16ep",
@@ -136,6 +138,7 @@ fn all_shipped_recipes_exist() {
         "resnet50_l4",
         "resnet50_p4d_60ep",
         "resnet50_t4",
+        "vit_digits",
     ];
     assert_eq!(names(), expected);
 }
