@@ -148,10 +148,11 @@ void run_recomputed(const Graph &graph, const Span &span, Values &values, const 
             continue;
         }
         auto tensor = output.toTensor().variable_data();
-        // A view would be a tensor of its own to autograd, which could not see that a later operator changes both.
-        bool is_alias = false;
-        for (const auto &other : others) is_alias = is_alias || tensor.is_alias_of(other);
-        if (is_alias) tensor = tensor.clone();
+        // Autograd could not see that a later operator changes both, and a copy would not be changed with it.
+        for (const auto &other : others) {
+            TORCH_CHECK(!tensor.is_alias_of(other),
+                        "a part of train.recompute returns a view of its input or two views: name a larger module");
+        }
         others.push_back(tensor);
         if (torch::autograd::isDifferentiableType(tensor.scalar_type())) {
             torch::autograd::set_history(tensor, node);
