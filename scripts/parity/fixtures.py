@@ -147,6 +147,20 @@ class TokenLoss(nn.Module):
         return nn.functional.cross_entropy(scores, target.expand(-1, 24).flatten(), reduction="none")
 
 
+class ClippedView(nn.Module):
+    """Changes its own weight through a view of it."""
+
+    def __init__(self, view):
+        super().__init__()
+        self.fc = nn.Linear(192, 10)
+        self.view = view
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.view(self.fc.weight).clamp_(-0.05, 0.05)
+        return self.fc(x.flatten(1))
+
+
 BATCH = {0: torch.export.Dim("batch", min=2, max=256)}
 ANY_SIDE = {2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}
 
@@ -200,6 +214,9 @@ def main():
     write("views", Views().train())
     write("token_loss", TokenLoss().train(), others=(torch.tensor([[1], [2], [3]]),))
     write_described("described")
+    write("changed_view", ClippedView(lambda weight: weight[:5]).train())
+    # Only PyTorch knows whether the result is a view.
+    write("changed_reshaped", ClippedView(lambda weight: weight.reshape(-1)).train())
 
 
 if __name__ == "__main__":

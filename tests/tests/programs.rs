@@ -195,8 +195,8 @@ async fn a_program_that_cannot_be_trained_ends_the_job_with_what_to_do() {
             "returns (samples, 10), but the recipe has model.num_classes",
         ),
         ("evaluation.pt2", "seed=7", "call model.train() before torch.export.export"),
-        ("running_buffer.pt2", "seed=7", "changes buffer average in a step"),
-        ("missing.pt2", "seed=7", "missing.pt2 No such file"),
+        ("running_buffer.pt2", "seed=7", "changes average in a step"),
+        ("missing.pt2", "seed=7", "missing.pt2 cannot be opened (No such file"),
     ] {
         let path = fixture("small.pt2").with_file_name(name);
         let mut cluster = with_program(Cluster::new(), &path).set(setting);

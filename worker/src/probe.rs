@@ -53,7 +53,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let spec = recipe(&args.recipe, &args.overrides)?;
     check_weights_file(&args.inputs).map_err(bad_input)?;
     refuse_special_file(&args.out)?;
-    let batch = ProbeBatch::read(&args.inputs, &spec.data.extra_fields)?;
+    let batch = ProbeBatch::read(&args.inputs, &spec)?;
     let device = torch::device::open(&spec, LocalRank(0))?;
     torch::device::set_threads(args.threads);
     let mut learner = TorchLearner::new(&spec, &batch.input_type(), device)?;

@@ -16,7 +16,7 @@ const STAGED_DIR: &str = "/opt/baton";
 /// Name of the staged file with pretrained weights.
 const PRETRAINED: &str = "pretrained.safetensors";
 /// Name of the staged file with the network of `model.arch = "program"`.
-pub(super) const STAGED_PROGRAM: &str = "program.pt2";
+const STAGED_PROGRAM: &str = "program.pt2";
 
 /// A recipe for AWS machines, and the files that have to be uploaded for it.
 #[derive(Clone, Debug, PartialEq)]

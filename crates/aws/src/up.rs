@@ -214,10 +214,10 @@ fn launch(
         }
     };
     // On the volume it can only be checked by the machines.
-    if spec.model.arch.is_program() && Path::new(&spec.model.program).exists() {
-        Program::of_recipe(&spec)
-            .map_err(|error| about(path, format!("model.program: {error}")))?;
-    }
+    let is_here = spec.model.arch.is_program() && Path::new(&spec.model.program).exists();
+    let program = is_here.then(|| Program::of_recipe(&spec)).transpose();
+    let program = program.map_err(|error| about(path, format!("model.program: {error}")))?;
+    let program = program.as_ref().map(|(program, _)| program);
     let mut remote = recipe::adapt(spec, &job, &bucket, has_volume, Path::exists)
         .map_err(|problem| about(path, problem))?;
     let prices = Prices::of(args, &zones);
@@ -225,7 +225,7 @@ fn launch(
     if let (None, Some(price)) = (remote.spec.limits.dollars_per_hour, prices.per_machine) {
         remote.spec.limits.dollars_per_hour = Some(price * f64::from(args.nodes));
     }
-    for line in summary(&job, args, &zones, &prices, volume.as_ref(), &remote) {
+    for line in summary(&job, args, &zones, &prices, volume.as_ref(), &remote, program) {
         output::note(line);
     }
     if !args.yes && !args.stage_only {
@@ -423,6 +423,7 @@ fn summary(
     prices: &Prices,
     volume: Option<&Volume>,
     remote: &RemoteRecipe,
+    program: Option<&Program>,
 ) -> Vec<String> {
     let mut lines = vec![format!("{job}: {} x {}", args.nodes, args.instance_type)];
     for zone in zones {
@@ -450,7 +451,7 @@ fn summary(
             format!(", at most ${:.2}", max * f64::from(args.nodes))
         });
         lines.push(format!("  machines: ${total:.2} per hour{limit}"));
-        lines.extend(estimate(args, remote, price));
+        lines.extend(estimate(args, remote, program, price));
     }
     match (volume, args.volume_gb) {
         (Some(volume), requested) => {
@@ -480,7 +481,12 @@ fn summary(
 }
 
 /// Time and cost estimated as `baton plan` does, if it supports the machine type and the data's size is known.
-fn estimate(args: &Args, remote: &RemoteRecipe, price: f64) -> Option<String> {
+fn estimate(
+    args: &Args,
+    remote: &RemoteRecipe,
+    program: Option<&Program>,
+    price: f64,
+) -> Option<String> {
     let machine = MachineType::named(&args.instance_type).ok()?;
     let samples = |location: &str| {
         let local = remote
@@ -493,14 +499,12 @@ fn estimate(args: &Args, remote: &RemoteRecipe, price: f64) -> Option<String> {
             Samples::Unknown(_) => None,
         }
     };
-    let program = remote.staged.iter().find(|(_, name)| *name == recipe::STAGED_PROGRAM);
-    let program = program.map(|(file, _)| Program::read(file)).transpose().ok()?;
     let request = PlanRequest {
         spec: &remote.spec,
         samples: samples(&remote.spec.data.train)?,
         val_samples: samples(&remote.spec.data.val)?,
         signal: [1, 100],
-        program: program.as_ref(),
+        program,
         dollars_per_hour: Some(price),
         calibration: None,
     };

@@ -63,15 +63,14 @@ impl Source {
     /// one with the same fields. Copies of remote shards are stored in `cache_dir` if the recipe names no folder.
     #[must_use]
     pub fn of_recipe(spec: &JobSpec, location: &str, cache_dir: PathBuf) -> Self {
-        let (data, outputs) = (&spec.data, spec.model.num_classes);
-        let is_regression = spec.loss.kind.is_regression();
+        let data = &spec.data;
         let recipe_dir = (!data.cache_dir.is_empty()).then(|| PathBuf::from(&data.cache_dir));
         Self {
             location: location.to_owned(),
             input_field: data.input_field.clone(),
             extra_fields: data.extra_fields.clone(),
             label_field: data.label_field.clone(),
-            labels: if is_regression { Labels::Values(outputs) } else { Labels::Classes(outputs) },
+            labels: Labels::of_recipe(spec),
             on_bad_sample: data.on_bad_sample,
             cache_dir: recipe_dir.unwrap_or(cache_dir),
             cache_bytes: (data.cache_gib * f64::from(1 << 30)) as u64,

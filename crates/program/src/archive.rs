@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File},
-    io::Read,
+    io::{self, Read},
     path::Path,
 };
 
@@ -30,11 +30,14 @@ struct ArchiveEntry {
 impl Archive {
     pub(crate) fn open(path: &Path) -> Result<Self, String> {
         // Before it is opened: a pipe without a writer would block.
-        let metadata = fs::metadata(path).map_err(|error| error.to_string())?;
+        let unreadable = |error: io::Error| {
+            format!("cannot be opened ({error}): give a file that torch.export.save wrote")
+        };
+        let metadata = fs::metadata(path).map_err(unreadable)?;
         if !metadata.is_file() {
             return Err("is not a regular file".to_owned());
         }
-        let file = File::open(path).map_err(|error| error.to_string())?;
+        let file = File::open(path).map_err(unreadable)?;
         let mut buffer = vec![0; RECOMMENDED_BUFFER_SIZE];
         let not_zip = |error: rawzip::Error| {
             format!("is not a zip file ({error}): write it with torch.export.save")

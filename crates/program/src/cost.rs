@@ -461,7 +461,7 @@ impl<'a> CostWalker<'a> {
         results: &[ValueId],
     ) -> Option<SavedBytes> {
         let mut bytes = SavedBytes::default();
-        let overwritten = node.uses().first().copied().filter(|_| rule.is_in_place);
+        let overwritten = node.overwrites();
         for saved in rule.saved {
             let mut values = match saved {
                 Saved::Argument(name) => self.named(node, name),

@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, fmt};
 
 use crate::{
+    rules::{OperatorRule, Storage},
     schema::{self, TensorMeta},
     tensor::Dtype,
 };
@@ -164,6 +165,13 @@ impl Argument {
     }
 }
 
+impl TensorTable {
+    pub(crate) fn get(&self, value: ValueId) -> Option<&TensorMeta> {
+        let index = (*self.of_value.get(value.0 as usize)?)?;
+        self.metas.get(index as usize)
+    }
+}
+
 impl GraphNode {
     /// The argument with this name.
     #[must_use]
@@ -179,6 +187,13 @@ impl GraphNode {
     /// All values that it uses, in the order of its arguments.
     pub fn uses(&self) -> Vec<ValueId> {
         self.arguments.iter().flat_map(|argument| argument.value.values()).collect()
+    }
+
+    /// The value that it changes: by PyTorch's convention, the first of an operator whose name ends with `_`.
+    pub(crate) fn overwrites(&self) -> Option<ValueId> {
+        // `__and__` changes nothing.
+        let is_in_place = self.operator.ends_with('_') && !self.operator.ends_with("__");
+        self.uses().first().copied().filter(|_| is_in_place)
     }
 
     /// All values that it makes.
@@ -214,6 +229,33 @@ impl Graph {
                 }
             }
         }
+    }
+
+    /// The first node that changes a value of which `kept` gives something, or a view of it. What may or may not be a
+    /// view is taken for a copy: the trainer compares the versions of tensors too.
+    pub(crate) fn find_change<T>(
+        &self,
+        kept: impl Fn(ValueId) -> Option<T>,
+    ) -> Option<(&GraphNode, T)> {
+        let mut base: Vec<ValueId> = (0..self.values).map(ValueId).collect();
+        for node in &self.nodes {
+            let (overwritten, uses) = (node.overwrites(), node.uses());
+            let Some(first) = uses.first().and_then(|first| base.get(first.0 as usize).copied())
+            else {
+                continue;
+            };
+            let is_view = OperatorRule::of(node).is_some_and(|rule| rule.storage == Storage::View);
+            if overwritten.is_some() || is_view {
+                node.makes().for_each(|value| base[value.0 as usize] = first);
+            }
+            // These change how autograd sees it, not its values.
+            let keeps_values =
+                ["aten::detach_", "aten::requires_grad_"].contains(&node.operator.as_str());
+            if let (Some(_), false, Some(found)) = (overwritten, keeps_values, kept(first)) {
+                return Some((node, found));
+            }
+        }
+        None
     }
 
     /// Number of uses of each value by nodes.

@@ -47,8 +47,6 @@ pub struct Program {
     pub metadata: Option<ExportMetadata>,
     /// The operators.
     pub graph: Graph,
-    /// Smallest batch with which every BatchNorm gets more than one value per channel.
-    pub min_batch: u64,
     /// BLAKE3 digest of the graph and of the checksums of all tensors, hexadecimal.
     pub digest: String,
 }
@@ -192,6 +190,14 @@ impl Program {
         }
         let found = graph.norms(buffer_of)?;
         let (roles, norms, statistics) = statistics(&found, &buffers, &graph)?;
+        let kept_name = |value: ValueId| match sources.get(&value)? {
+            InputOrigin::Parameter(index) => Some(&parameters[*index].tensor.name),
+            InputOrigin::Buffer(index) => Some(&buffers[*index].tensor.name),
+            InputOrigin::Input(_) => None,
+        };
+        if let Some((node, name)) = graph.find_change(kept_name) {
+            return Err(format!("{}: {}", node.location, changes(name)));
+        }
         let uses = graph.use_counts();
         let mut constants = Vec::new();
         for (value, origin) in &sources {
@@ -216,7 +222,6 @@ impl Program {
         }
         graph.set_last_uses();
         archive.digest("data/", &mut digest);
-        let min_batch = min_batch(&found, &program.graph_module.graph);
         let inputs = inputs.into_iter().map(|input| input.finish(&program.range_constraints));
         let mut inputs: Vec<InputTensor> = inputs.collect::<Result<_, _>>()?;
         let metadata = ExportMetadata::read(&archive)?;
@@ -241,7 +246,6 @@ impl Program {
             constants,
             norms,
             graph,
-            min_batch,
             digest: digest.finalize().to_hex().to_string(),
             archive,
         })
@@ -254,7 +258,8 @@ impl Program {
     pub fn of_recipe(spec: &JobSpec) -> Result<(Self, InputRoles), Error> {
         let mut program = Self::read(Path::new(&spec.model.program))?;
         let roles = program.fits(spec)?;
-        let frozen = program.freeze(|name| spec.model.is_frozen_in_program(name));
+        let frozen = spec.model.freeze_patterns();
+        let frozen = program.freeze(|name| frozen.matches(name));
         frozen.map_err(|problem| program.error(problem))?;
         if !program.parameters.iter().any(|parameter| parameter.requires_grad) {
             return Err(program
@@ -425,6 +430,13 @@ impl Program {
         })
     }
 
+    /// Smallest batch with which every BatchNorm in training mode gets more than one value per channel.
+    #[must_use]
+    pub fn min_batch(&self) -> u64 {
+        let has_one_value = self.norms.iter().any(|norm| norm.is_training && norm.has_one_value);
+        if has_one_value { 2 } else { 1 }
+    }
+
     /// The input that is images, if there is one.
     #[must_use]
     pub fn image_input(&self) -> Option<&InputTensor> {
@@ -501,6 +513,15 @@ impl Program {
     pub fn persistent_constants(&self) -> impl Iterator<Item = &Constant> {
         self.constants.iter().filter(|constant| constant.is_persistent)
     }
+}
+
+/// Says that a step changes this parameter or buffer, and what to do.
+#[must_use]
+pub fn changes(name: &str) -> String {
+    format!(
+        "changes {name} in a step, and only BatchNorm's statistics are kept exactly: compute it from the inputs, or let \
+         the optimizer change it"
+    )
 }
 
 /// A shape as text, such as `(samples, 3, any)`.
@@ -794,7 +815,7 @@ fn statistics(
 ) -> Result<Statistics, String> {
     let (mut roles, mut tensors) = (BTreeMap::new(), Vec::new());
     let mut norms = Vec::new();
-    for FoundNorm { node, buffers: pair, momentum, is_training } in found {
+    for FoundNorm { node, buffers: pair, momentum, is_training, has_one_value } in found {
         let mut indices = [0; 2];
         for (index, buffer) in indices.iter_mut().zip(pair) {
             let tensor = &buffers[*buffer].tensor;
@@ -819,25 +840,8 @@ fn statistics(
             variance,
             momentum: *momentum,
             is_training: *is_training,
+            has_one_value: *has_one_value,
         });
     }
     Ok((roles, norms, tensors))
-}
-
-/// 2 if a BatchNorm gets one value per channel and sample.
-fn min_batch(found: &[FoundNorm], graph: &schema::Graph) -> u64 {
-    if found.is_empty() {
-        return 1;
-    }
-    let norms =
-        graph.nodes.iter().filter(|node| node.target.starts_with("torch.ops.aten.batch_norm."));
-    let has_one_value = |node: &schema::JsonNode| {
-        let Some(schema::Argument::AsTensor(input)) = node.inputs.first().map(|input| &input.arg)
-        else {
-            return false;
-        };
-        let sizes = graph.tensor_values.get(&input.name).map(|meta| shape(&meta.sizes));
-        sizes.is_some_and(|sizes| sizes.iter().skip(2).all(|size| *size == Some(1)))
-    };
-    if norms.into_iter().any(has_one_value) { 2 } else { 1 }
 }

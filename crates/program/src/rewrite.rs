@@ -1,6 +1,9 @@
 //! Changes of a graph where bits or the mode of execution depend on it.
 
-use crate::graph::{Argument, Graph, GraphNode, ValueId};
+use crate::{
+    graph::{Argument, Graph, GraphNode, ValueId},
+    schema::JsonSize,
+};
 
 /// A BatchNorm of the graph.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -15,6 +18,8 @@ pub struct NormNode {
     pub momentum: f64,
     /// Whether the module was in training mode; otherwise its statistics are frozen.
     pub is_training: bool,
+    /// Whether it gets one value per channel and sample.
+    pub(crate) has_one_value: bool,
 }
 
 /// A BatchNorm whose buffers have no role yet.
@@ -24,6 +29,7 @@ pub(crate) struct FoundNorm {
     pub(crate) buffers: [usize; 2],
     pub(crate) momentum: f64,
     pub(crate) is_training: bool,
+    pub(crate) has_one_value: bool,
 }
 
 /// Arguments that say whether a module trains, in the schemas of dropout, BatchNorm, LSTM and others.
@@ -100,6 +106,7 @@ impl Graph {
                     buffers: [mean, variance],
                     momentum: *momentum,
                     is_training: *is_training,
+                    has_one_value: self.has_one_value_per_channel(node),
                 },
                 _ => {
                     return Err(format!(
@@ -112,6 +119,13 @@ impl Graph {
             norms.push(found);
         }
         Ok(norms)
+    }
+
+    /// Whether the input of a BatchNorm has the shape (samples, channels), or axes of length 1 after these.
+    fn has_one_value_per_channel(&self, node: &GraphNode) -> bool {
+        let Some(Argument::Value(input)) = node.argument("input") else { return false };
+        let meta = self.tensors.get(*input);
+        meta.is_some_and(|meta| meta.sizes.iter().skip(2).all(|size| *size == JsonSize::AsInt(1)))
     }
 
     /// Whether modules were in training mode; `None` if no operator says.

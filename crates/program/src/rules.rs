@@ -110,7 +110,7 @@ impl OperatorRule {
     /// `None` for operators that are not known.
     pub(crate) fn of(node: &GraphNode) -> Option<Self> {
         let name = base_name(&node.operator);
-        let is_in_place = node.operator.ends_with('_') && !node.operator.ends_with("__");
+        let is_in_place = node.overwrites().is_some();
         let (kind, saved) = match is_in_place {
             true => kept_in_place(name).or_else(|| kept(name)),
             false => kept(name),

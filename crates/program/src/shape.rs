@@ -116,10 +116,7 @@ fn symbols(graph: &Graph, image_side: Option<u64>) -> Symbols {
     for (value, _) in
         graph.inputs.iter().filter(|(_, source)| matches!(source, InputSource::Input(_)))
     {
-        let index = graph.tensors.of_value.get(value.0 as usize).copied().flatten();
-        let Some(meta) = index.and_then(|index| graph.tensors.metas.get(index as usize)) else {
-            continue;
-        };
+        let Some(meta) = graph.tensors.get(*value) else { continue };
         let is_image = meta.sizes.len() == 4;
         for (axis, size) in meta.sizes.iter().enumerate() {
             let JsonSize::AsExpr(expression) = size else { continue };

@@ -59,11 +59,8 @@ impl Graph {
         let made: BTreeSet<ValueId> = inner.iter().flat_map(GraphNode::makes).collect();
         let used: BTreeSet<ValueId> = inner.iter().flat_map(GraphNode::uses).collect();
         let inputs: Vec<ValueId> = used.difference(&made).copied().collect();
-        // By PyTorch's convention such an operator changes its first argument.
-        let changes_input = |node: &&GraphNode| {
-            let first = node.uses().first().copied();
-            node.operator.ends_with('_') && first.is_some_and(|value| inputs.contains(&value))
-        };
+        let changes_input =
+            |node: &&GraphNode| node.overwrites().is_some_and(|value| inputs.contains(&value));
         if let Some(node) = inner.iter().find(changes_input) {
             return Err(format!(
                 "{module} changes its own input and cannot be computed again ({}): name a larger module",

@@ -116,7 +116,7 @@ fn inputs_and_outputs_are_known() {
     assert_eq!(program.inputs[0].shape, [None, Some(3), Some(8), Some(8)]);
     assert_eq!(program.inputs[0].max_samples, Some(256));
     assert_eq!(program.outputs[0].shape, [None, Some(10)]);
-    assert_eq!(program.min_batch, 1);
+    assert_eq!(program.min_batch(), 1);
     assert_eq!(program.norms[0].momentum, 0.3);
 }
 
@@ -198,13 +198,26 @@ fn programs_that_cannot_be_trained_are_refused_with_a_remedy() {
 }
 
 #[test]
+fn what_a_step_would_change_itself_is_refused_with_its_place() {
+    for (fixture, node, tensor) in [
+        ("running_buffer.pt2", "node lerp_ (", "average"),
+        ("changed_parameter.pt2", "node clamp_ (", "fc.weight"),
+        ("changed_view.pt2", "node clamp_ (", "fc.weight"),
+    ] {
+        let text = refused(fixture);
+        assert!(text.contains(node) && text.contains("fixtures.py, line "), "{text}");
+        assert!(text.contains(&format!("): changes {tensor} in a step, and only")), "{text}");
+    }
+}
+
+#[test]
 fn files_that_are_none_are_refused_by_name() {
     let folder = tempfile::tempdir().unwrap();
     let text = read(&folder, b"import torch\n").unwrap_err().to_string();
     assert!(text.contains("damaged.pt2 is not a zip file"), "{text}");
     assert!(text.ends_with("write it with torch.export.save"), "{text}");
     let missing = Program::read(&folder.path().join("none.pt2")).unwrap_err().to_string();
-    assert!(missing.contains("none.pt2 No such file"), "{missing}");
+    assert!(missing.contains("none.pt2 cannot be opened (No such file"), "{missing}");
     let pipe = folder.path().join("pipe");
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR).unwrap();
     let not_a_file = Program::read(&pipe).unwrap_err().to_string();

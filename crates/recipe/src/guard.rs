@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Epoch, Step,
     spec::{Compute, Guard, JobSpec},
-    task::{Metric, MetricDirection},
+    task::{Metric, MetricDirection, number},
 };
 
 /// A batch, identified by the cursor at which it begins.
@@ -147,10 +147,20 @@ impl std::fmt::Display for Divergence {
             }
             // For metrics such as a loss, where lower values are better.
             Self::AccuracyCollapsed { score, best } if score > best => {
-                write!(f, "the metric of evaluations rose to {score:.4} from {best:.4}")
+                write!(
+                    f,
+                    "the metric of evaluations rose to {} from {}",
+                    number(*score),
+                    number(*best)
+                )
             }
             Self::AccuracyCollapsed { score, best } if *best > 1.0 || *score < 0.0 => {
-                write!(f, "the metric of evaluations fell to {score:.4} from {best:.4}")
+                write!(
+                    f,
+                    "the metric of evaluations fell to {} from {}",
+                    number(*score),
+                    number(*best)
+                )
             }
             Self::AccuracyCollapsed { score, best } => {
                 write!(f, "accuracy fell to {:.2} % from {:.2} %", score * 100.0, best * 100.0)

@@ -71,6 +71,14 @@ pub fn metrics(spec: &JobSpec) -> Vec<Metric> {
     }
 }
 
+/// Those of [`metrics`] that are means over all samples, without the loss, in the order of the task's sums.
+#[must_use]
+pub fn means(spec: &JobSpec) -> Vec<Metric> {
+    let mut metrics = metrics(spec);
+    metrics.retain(|metric| metric.reduction == Reduction::Mean && metric.name != LOSS.name);
+    metrics
+}
+
 /// Like [`metrics`], but with the metric of `evaluation.best` first.
 #[must_use]
 pub fn best_first(spec: &JobSpec) -> Vec<Metric> {
@@ -114,8 +122,13 @@ pub fn display((name, value): &(String, f64)) -> String {
 pub fn display_value(name: &str, value: f64) -> String {
     match find(name).is_fraction {
         true => format!("{:.2} %", value * 100.0),
-        false => format!("{value:.4}"),
+        false => number(value),
     }
+}
+
+/// A number for people: `0.9120`, or `1.798e308`.
+pub(crate) fn number(value: f64) -> String {
+    if value.abs() < 1e12 { format!("{value:.4}") } else { format!("{value:.3e}") }
 }
 
 impl Metric {
@@ -169,5 +182,6 @@ mod tests {
         assert!(is_better("accuracy", 0.8, 0.7) && is_better("loss_reduction", 0.2, 0.1));
         assert_eq!(display(&("top1".to_owned(), 0.78064)), "top-1 78.06 %");
         assert_eq!(display(&("mae".to_owned(), 0.5)), "MAE 0.5000");
+        assert_eq!(display(&("mae".to_owned(), f64::MAX)), "MAE 1.798e308");
     }
 }

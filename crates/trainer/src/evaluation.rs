@@ -15,8 +15,7 @@ use baton_recipe::{
     JobSpec,
     fit::Fit,
     progress::{Accuracy, Extent},
-    spec::LossKind,
-    task::{self, Reduction},
+    task::{self, Metric, MetricDirection, Reduction},
 };
 use serde::{Deserialize, Serialize};
 
@@ -242,42 +241,63 @@ fn gather_in_parts(
 }
 
 /// The task's metrics over all `evaluations`. A value that is not finite, as after a few updates in fp16, becomes the
-/// largest finite number: JSON has no infinity.
+/// worst finite number: JSON has no infinity, and such an evaluation must not be the best one.
 #[must_use]
 pub fn combine_evaluations(evaluations: &[&BatchEvaluation], spec: &JobSpec) -> Accuracy {
     let mut sums = Sums::default();
     evaluations.iter().for_each(|evaluation| sums.add(&evaluation.sums));
     let share = |part: f64| part / (sums.count.max(1) as f64);
-    let metrics = task::metrics(spec);
-    let means = metrics.iter().filter(|m| m.reduction == Reduction::Mean && m.name != "loss");
-    let means: Vec<_> = means.zip(&sums.others).collect();
-    let mean = |name| {
-        means.iter().find(|(metric, _)| metric.name == name).map_or(0.0, |(_, sum)| share(**sum))
-    };
-    let fit = metrics.iter().any(|m| m.reduction == Reduction::AllSamples).then(|| {
+    let metrics = task::best_first(spec);
+    let fit = metrics.iter().any(|metric| metric.reduction == Reduction::AllSamples).then(|| {
         let predictions: Vec<f32> =
             evaluations.iter().flat_map(|e| &e.predictions).copied().collect();
         let targets: Vec<f32> = evaluations.iter().flat_map(|e| &e.targets).copied().collect();
-        let Fit { mae, pearson, spearman } =
-            Fit::of(&predictions, &targets, spec.model.num_classes as usize);
-        let correlation = |value: f64| if value.is_finite() { value } else { 0.0 };
-        Fit { mae: finite(mae), pearson: correlation(pearson), spearman: correlation(spearman) }
+        Fit::of(&predictions, &targets, spec.model.num_classes as usize)
     });
-    let loss = finite(share(sums.loss));
-    let mut accuracy = match spec.loss.kind {
-        LossKind::Program => {
-            let own =
-                means.iter().map(|(metric, sum)| (metric.name.to_string(), finite(share(**sum))));
-            let metrics = own.chain([("loss".to_owned(), loss)]).collect();
-            Accuracy { samples: sums.count, metrics }
-        }
-        _ => Accuracy::from_legacy_fields(sums.count, loss, (mean("top1"), mean("top5")), fit),
+    let correlation = |value: f64| if value.is_finite() { value } else { 0.0 };
+    let means = task::means(spec);
+    let mean = |name: &str| {
+        let index = means.iter().position(|metric| metric.name == name);
+        index.and_then(|index| sums.others.get(index)).map_or(0.0, |sum| share(*sum))
     };
-    let order = task::best_first(spec);
-    accuracy.metrics.sort_by_key(|(name, _)| order.iter().position(|metric| metric.name == *name));
-    accuracy
+    let value = |metric: &Metric| {
+        let value = match (&*metric.name, &fit) {
+            ("loss", _) => share(sums.loss),
+            ("mae", Some(fit)) => fit.mae,
+            ("pearson", Some(fit)) => correlation(fit.pearson),
+            ("spearman", Some(fit)) => correlation(fit.spearman),
+            (name, _) => mean(name),
+        };
+        match metric.direction {
+            _ if value.is_finite() => value,
+            MetricDirection::Lower => f64::MAX,
+            MetricDirection::Higher => f64::MIN,
+        }
+    };
+    let metrics = metrics.iter().map(|metric| (metric.name.to_string(), value(metric)));
+    Accuracy { samples: sums.count, metrics: metrics.collect() }
 }
 
-fn finite(value: f64) -> f64 {
-    if value.is_finite() { value } else { f64::MAX }
+#[cfg(test)]
+mod tests {
+    use baton_recipe::spec::LossKind;
+
+    use super::*;
+    use crate::kit;
+
+    #[test]
+    fn an_evaluation_that_is_not_finite_is_worse_than_any_other() {
+        let mut spec = kit::recipe(&[], &[]);
+        spec.loss.kind = LossKind::Program;
+        spec.loss.metrics = ["score".to_owned(), "mae".to_owned()].into();
+        let metrics = |others: [f64; 2]| {
+            let sums = Sums { loss: f64::INFINITY, others: others.into(), count: 2 };
+            let evaluation = BatchEvaluation { sums, ..BatchEvaluation::default() };
+            combine_evaluations(&[&evaluation], &spec)
+        };
+        let expected = [("score", -1.0), ("mae", 0.5), ("loss", f64::MAX)];
+        assert_eq!(metrics([-2.0, 1.0]), Accuracy::new(2, expected));
+        let expected = [("score", f64::MIN), ("mae", f64::MAX), ("loss", f64::MAX)];
+        assert_eq!(metrics([f64::NAN, f64::NAN]), Accuracy::new(2, expected));
+    }
 }

@@ -8,7 +8,7 @@ use baton_recipe::{
     guard::{BatchMark, Diagnosis, LossWatch},
     progress::Progress,
     schedule::learning_rate,
-    spec::LossKind,
+    task,
 };
 
 use crate::{
@@ -77,16 +77,12 @@ pub(crate) fn read<L: Learner>(
         })));
     }
     *watch = watched;
-    let top1 = "top1".to_owned();
-    let name = match spec.loss.kind {
-        LossKind::Program => spec.loss.metrics.first(),
-        _ => Some(&top1),
-    };
     let report = StepReport {
         loss,
-        metrics: name
-            .map(|name| (name.clone(), first_metric / count.max(1.0)))
+        metrics: task::means(spec)
             .into_iter()
+            .take(1)
+            .map(|metric| (metric.name.into_owned(), first_metric / count.max(1.0)))
             .collect(),
         gradient_norm: finite(norm),
         loss_scale: (loss_scale != 0.0).then_some(loss_scale),

@@ -1,6 +1,6 @@
 //! Labels of samples: a class, or target values.
 
-use baton_recipe::spec::OnBadSample;
+use baton_recipe::{JobSpec, spec::OnBadSample};
 
 use super::Source;
 use crate::{
@@ -21,6 +21,13 @@ pub enum Labels {
 }
 
 impl Labels {
+    /// The labels that the loss of a recipe takes.
+    #[must_use]
+    pub fn of_recipe(spec: &JobSpec) -> Self {
+        let outputs = spec.model.num_classes;
+        if spec.loss.kind.takes_classes() { Self::Classes(outputs) } else { Self::Values(outputs) }
+    }
+
     /// Number of targets per sample; 0 if the labels are integers.
     #[must_use]
     pub fn targets(self) -> usize {

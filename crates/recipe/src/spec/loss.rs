@@ -52,10 +52,10 @@ pub enum LossKind {
 }
 
 impl LossKind {
-    /// Whether labels are values rather than classes.
+    /// Whether labels are classes; otherwise they are values.
     #[must_use]
-    pub fn is_regression(self) -> bool {
-        self != Self::CrossEntropy
+    pub fn takes_classes(self) -> bool {
+        self == Self::CrossEntropy
     }
 }
 
@@ -63,7 +63,7 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
     rules.below_1("loss.label_smoothing", spec.loss.label_smoothing);
     rules.positive("loss.huber_delta", spec.loss.huber_delta);
     program(spec, rules);
-    if spec.loss.kind.is_regression() {
+    if !spec.loss.kind.takes_classes() {
         let only_classification =
             "is for classification only: set it to 0, or loss.kind = \"cross_entropy\"";
         for (field, value) in [

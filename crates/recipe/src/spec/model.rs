@@ -65,19 +65,21 @@ impl ModelSpec {
             blur_pool: self.blur_pool,
         };
         let network = self.arch.describe(&options)?.frozen(&self.freeze);
-        Some(network.without_decay(|name| self.is_without_decay(name)))
+        let without_decay = self.no_decay_patterns();
+        Some(network.without_decay(|name| without_decay.matches(name)))
     }
 
-    /// Whether [`freeze`](Self::freeze) names this parameter or statistic of a program.
+    /// The patterns of [`freeze`](Self::freeze) for a program; none if one of them is no pattern, which a valid recipe
+    /// has not.
     #[must_use]
-    pub fn is_frozen_in_program(&self, name: &str) -> bool {
-        NamePatterns::new(&self.freeze).unwrap_or_default().matches(name)
+    pub fn freeze_patterns(&self) -> NamePatterns {
+        NamePatterns::new(&self.freeze).unwrap_or_default()
     }
 
-    /// Whether [`no_decay`](Self::no_decay) names this parameter.
+    /// The patterns of [`no_decay`](Self::no_decay), likewise.
     #[must_use]
-    pub fn is_without_decay(&self, name: &str) -> bool {
-        NamePatterns::new(&self.no_decay).unwrap_or_default().matches(name)
+    pub fn no_decay_patterns(&self) -> NamePatterns {
+        NamePatterns::new(&self.no_decay).unwrap_or_default()
     }
 
     /// Checks that every pattern describes one of the program's `parameters` or, to freeze them, `statistics`.
@@ -96,10 +98,9 @@ impl ModelSpec {
                 texts.join(", ")
             )),
         };
-        let patterns = |texts: &[String]| NamePatterns::new(texts).unwrap_or_default();
         let all = parameters.clone().chain(statistics);
-        unused("freeze", &self.freeze, patterns(&self.freeze).unused(all))?;
-        unused("no_decay", &self.no_decay, patterns(&self.no_decay).unused(parameters))
+        unused("freeze", &self.freeze, self.freeze_patterns().unused(all))?;
+        unused("no_decay", &self.no_decay, self.no_decay_patterns().unused(parameters))
     }
 }
 
@@ -108,7 +109,7 @@ impl ModelSpec {
 const MAX_OUTPUTS: u32 = 1 << 24;
 
 pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
-    let min = if spec.loss.kind.is_regression() { 1 } else { 2 };
+    let min = if spec.loss.kind.takes_classes() { 2 } else { 1 };
     rules.check(
         spec.model.num_classes >= min,
         "model.num_classes",
@@ -206,7 +207,7 @@ fn patterns(spec: &JobSpec, rules: &mut Rules) {
     // The names do not depend on the number of channels.
     if let Some(network) = model.describe(1) {
         let names = network.parameters.iter().map(|tensor| tensor.name.as_str());
-        if let Some(unused) = NamePatterns::new(&model.no_decay).unwrap_or_default().unused(names) {
+        if let Some(unused) = model.no_decay_patterns().unused(names) {
             rules.check(false, "model.no_decay", unused, "is the name of no parameter");
         }
     }
@@ -255,7 +256,7 @@ fn linear(spec: &JobSpec, rules: &mut Rules) {
     unsupported(model.blur_pool, "model.blur_pool", &true);
     unsupported(!model.no_decay.is_empty(), "model.no_decay", &"patterns");
     unsupported(!model.pretrained.is_empty(), "model.pretrained", &model.pretrained);
-    unsupported(spec.loss.kind.is_regression(), "loss.kind", &"regression");
+    unsupported(!spec.loss.kind.takes_classes(), "loss.kind", &"other than cross_entropy");
     unsupported(spec.precision.compute != Compute::Fp32, "precision.compute", &"other than fp32");
     unsupported(spec.precision.fused, "precision.fused", &true);
     unsupported(spec.ema.is_some(), "ema", &"a section");

@@ -213,7 +213,7 @@ fn apply<'i>(table: &mut DeTable<'i>, source: &RecipeSource, padded: &'i str) ->
     let value = parsed.remove("v").unwrap_or_else(|| {
         Spanned::new(span.clone(), DeValue::String(Cow::Owned(text.to_owned())))
     });
-    // The text goes on with another line.
+    // `text` has further lines, with keys of their own.
     if !parsed.is_empty() {
         return Err(malformed());
     }

@@ -1,15 +1,12 @@
 //! What one step of a network computes for given inputs, so that a user can compare it with PyTorch.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    path::{Path, PathBuf},
-};
+use std::{collections::BTreeMap, fs, path::Path};
 
 use baton_data::{
-    Batch, InputType,
+    Batch, InputType, Labels,
     random::{Draws, RandomPurpose},
 };
+use baton_recipe::JobSpec;
 use tch::{Kind, Tensor};
 
 use super::{
@@ -22,13 +19,13 @@ use crate::learner::Error;
 /// Inputs and targets of one micro-batch, from a safetensors file.
 #[derive(Debug)]
 pub struct ProbeBatch {
-    path: PathBuf,
     /// As the network takes them, already normalised: images (samples, 3, height, width), or arrays (samples, …).
     inputs: Tensor,
     /// The inputs that the recipe names in `data.extra_fields`.
     extras: Vec<Tensor>,
     /// Classes, i64, (samples); or values, f32, (samples, outputs).
     targets: Tensor,
+    labels: Labels,
 }
 
 /// What a step computes.
@@ -41,11 +38,11 @@ pub struct Probe {
 }
 
 impl ProbeBatch {
-    /// Reads the tensors `input`, or `input.<name>`, and `target`. `extra_fields` are names of further inputs.
+    /// Reads the tensors `input`, or `input.<name>`, those of the recipe's `data.extra_fields`, and `target`.
     ///
     /// # Errors
-    /// The file does not consist of these tensors.
-    pub fn read(path: &Path, extra_fields: &[String]) -> Result<Self, Error> {
+    /// The file does not consist of these tensors, or the target is not what the recipe's loss takes.
+    pub fn read(path: &Path, spec: &JobSpec) -> Result<Self, Error> {
         let fail = |problem: String| Error::Recipe(format!("inputs {}: {problem}", path.display()));
         let tensors = Tensor::read_safetensors(path).map_err(|error| fail(error.to_string()))?;
         let mut tensors: BTreeMap<String, Tensor> = tensors.into_iter().collect();
@@ -54,7 +51,7 @@ impl ProbeBatch {
             tensors.remove(&name).ok_or_else(|| fail(format!("has no tensor {name}")))
         };
         let targets = take("target".to_owned())?;
-        let extras = extra_fields.iter().map(|field| take(format!("input.{field}")));
+        let extras = spec.data.extra_fields.iter().map(|field| take(format!("input.{field}")));
         let extras: Vec<Tensor> = extras.collect::<Result<_, _>>()?;
         let mut rest = tensors.into_iter();
         let (inputs, other) = match (rest.next(), rest.next()) {
@@ -76,7 +73,9 @@ impl ProbeBatch {
         if expected == 0 {
             return Err(fail("has no samples".to_owned()));
         }
-        Ok(Self { path: path.to_owned(), inputs, extras, targets })
+        let labels = Labels::of_recipe(spec);
+        let targets = shaped(&targets, labels).map_err(fail)?;
+        Ok(Self { inputs, extras, targets, labels })
     }
 
     /// The type of the inputs, which decides how many channels a network of `crates/model` gets.
@@ -90,37 +89,28 @@ impl ProbeBatch {
             }
         }
     }
+}
 
-    /// The targets as a learner gets them.
-    fn targets(&self, is_regression: bool, outputs: u32) -> Result<Tensor, Error> {
-        let (kind, sizes) = (self.targets.kind(), self.targets.size());
-        let samples = sizes.first().copied().unwrap_or_default();
-        let values = self.targets.numel() as i64;
-        let fits = match is_regression {
-            true => {
-                [Kind::Float, Kind::Int64].contains(&kind) && values == samples * i64::from(outputs)
-            }
-            false => kind == Kind::Int64 && values == samples,
-        };
-        if !fits {
-            let expected = match is_regression {
-                true => format!("float32 or int64 of shape (samples, {outputs})"),
-                false => "int64 of shape (samples)".to_owned(),
-            };
-            return Err(Error::Recipe(format!(
-                "inputs {}: target is {kind:?} {sizes:?}, but the recipe's loss needs {expected}",
-                self.path.display()
-            )));
-        }
-        let shaped = match is_regression {
-            true => self
-                .targets
-                .f_to_kind(Kind::Float)
-                .and_then(|targets| targets.f_reshape([samples, outputs.into()])),
-            false => self.targets.f_reshape([samples]),
-        };
-        shaped.during("read the targets")
+/// The targets as a learner gets them.
+fn shaped(targets: &Tensor, labels: Labels) -> Result<Tensor, String> {
+    let (kind, sizes) = (targets.kind(), targets.size());
+    let samples = sizes.first().copied().unwrap_or_default();
+    let (kinds, shape, expected) = match labels {
+        Labels::Values(values) => (
+            &[Kind::Float, Kind::Int64][..],
+            vec![samples, values.into()],
+            format!("float32 or int64 of shape (samples, {values})"),
+        ),
+        _ => (&[Kind::Int64][..], vec![samples], "int64 of shape (samples)".to_owned()),
+    };
+    if !kinds.contains(&kind) || targets.numel() as i64 != shape.iter().product::<i64>() {
+        return Err(format!(
+            "target is {kind:?} {sizes:?}, but the recipe's loss needs {expected}"
+        ));
     }
+    let kind = if shape.len() == 1 { Kind::Int64 } else { Kind::Float };
+    let shaped = targets.f_to_kind(kind).and_then(|targets| targets.f_reshape(shape));
+    shaped.map_err(|error| error.to_string())
 }
 
 impl Probe {
@@ -146,20 +136,18 @@ impl TorchLearner {
     /// # Errors
     /// The device failed, or the inputs do not fit the network.
     pub fn probe(&mut self, batch: &ProbeBatch) -> Result<Probe, Error> {
-        let (is_regression, outputs) = self.task.target();
-        let targets = batch.targets(is_regression, outputs)?;
-        let samples = targets.size().first().copied().unwrap_or_default();
+        let samples = batch.targets.size().first().copied().unwrap_or_default();
         self.task.check(&Batch {
-            labels: match is_regression {
-                true => Vec::new(),
-                false => Vec::try_from(&targets).during("read the targets")?,
+            labels: match batch.labels {
+                Labels::Values(_) => Vec::new(),
+                _ => Vec::try_from(&batch.targets).during("read the targets")?,
             },
             samples: (0..samples.unsigned_abs()).collect(),
             ..Batch::default()
         })?;
         self.refresh()?;
         let main = self.input.placed(&batch.inputs).during("copy inputs")?;
-        let targets = targets.f_to_device(main.device()).during("copy targets")?;
+        let targets = batch.targets.f_to_device(main.device()).during("copy targets")?;
         let extras = batch
             .extras
             .iter()

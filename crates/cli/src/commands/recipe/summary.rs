@@ -7,7 +7,7 @@ use baton_recipe::{
     dry_run::DryRun,
     schedule::linearly_scaled,
     spec::{Determinism, GuardRemedy, LossKind, OptimizerSpec, Target},
-    task,
+    task::{self, MetricDirection},
 };
 use comfy_table::{Table, presets};
 
@@ -242,7 +242,11 @@ fn evaluations(spec: &JobSpec, run: &DryRun) -> String {
 }
 
 fn kept(spec: &JobSpec) -> String {
-    let best = if spec.checkpoint.keep_best { " and the best" } else { "" };
+    let best = task::best_first(spec).into_iter().next().filter(|_| spec.checkpoint.keep_best);
+    let best = best.map_or_else(String::new, |metric| match metric.direction {
+        MetricDirection::Higher => format!(" and the best (highest {})", metric.title),
+        MetricDirection::Lower => format!(" and the best (lowest {})", metric.title),
+    });
     format!("{}{best}", spec.checkpoint.keep_last)
 }
 

@@ -10,7 +10,8 @@ mod executor;
 use baton_data::random::Draws;
 use baton_model::{InputShape, NetworkDescription};
 use baton_program::{
-    Dtype, InputRoles, InputSource, InputTensor, Program, StoredTensor, program::shape_text,
+    Dtype, InputRoles, InputSource, InputTensor, Program, StoredTensor,
+    program::{changes, shape_text},
 };
 use baton_recipe::{
     JobSpec,
@@ -52,8 +53,8 @@ impl ProgramNetwork {
             LossKind::Program => program.loss_outputs(&spec.loss.metrics),
             _ => None,
         };
-        let description = program.describe();
-        let description = description.without_decay(|name| spec.model.is_without_decay(name));
+        let without_decay = spec.model.no_decay_patterns();
+        let description = program.describe().without_decay(|name| without_decay.matches(name));
         let evaluation = program.evaluation().map_err(recipe)?;
         let training = program.graph.for_training(&program.norms);
         let recomputed = program.recomputed(&spec.train.recompute).map_err(recipe)?;
@@ -117,26 +118,26 @@ impl ProgramNetwork {
             executor.run(&|source| self.source(source, inputs, state), how, is_interrupted);
         let changed = before.iter().zip(versions()).position(|(before, after)| *before != after);
         if let Some(index) = changed {
-            // All parameters share their memory, so that any of them may be meant.
-            let what = match self.program.constants.get(index) {
-                Some(constant) => format!("buffer {}", constant.tensor.name),
-                None => "a parameter".to_owned(),
-            };
-            return Err(recipe(self.program.error(format!(
-                "changes {what} in a step, and only BatchNorm's statistics are kept exactly: compute it from the \
-                 inputs, or let the optimizer change it"
-            ))));
+            // The file does not show every change. All parameters share their memory, so that any may be meant.
+            let constant = self.program.constants.get(index);
+            let what = constant.map_or("a parameter", |constant| &constant.tensor.name);
+            return Err(recipe(self.program.error(changes(what))));
         }
         match outputs {
             Ok(Some(outputs)) => self.output(&outputs).map(Some).during("forward pass"),
             Ok(None) => Ok(None),
             Err(RunError { location, error }) => {
-                let located = |text: String| tch::TchError::Torch(format!("{location}: {text}"));
-                let located = match error {
-                    tch::TchError::Torch(text) => located(text),
-                    other => located(other.to_string()),
+                let text = match error {
+                    tch::TchError::Torch(text) => text,
+                    other => other.to_string(),
                 };
-                Err(located).during("forward pass")
+                let located = format!("{location}: {text}");
+                // libtorch's errors are texts: recompute.cpp begins those about the recipe with its key.
+                if text.starts_with("train.recompute") {
+                    let line = located.lines().next().unwrap_or_default();
+                    return Err(recipe(self.program.error(format!("cannot be run: {line}"))));
+                }
+                Err(tch::TchError::Torch(located)).during("forward pass")
             }
         }
     }
@@ -234,7 +235,7 @@ impl TorchNetwork for ProgramNetwork {
     }
 
     fn min_batch(&self, _input: InputShape) -> u64 {
-        self.program.min_batch
+        self.program.min_batch()
     }
 
     fn momentum(&self, statistic: usize) -> f64 {

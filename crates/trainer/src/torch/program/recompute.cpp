@@ -47,8 +47,9 @@ struct SpanBackward : torch::autograd::Node {
     const Graph *graph = nullptr;
     size_t first = 0;
     std::vector<Run> how;
-    // Values that are no tensors, such as sizes, and frozen statistics, which nothing changes.
+    // Values that are no tensors, such as sizes.
     std::vector<std::pair<uint32_t, IValue>> constants;
+    // What BatchNorm writes to, or reads if it is frozen. It has no gradient.
     std::vector<std::pair<uint32_t, Tensor>> statistics;
     std::vector<std::pair<uint32_t, SavedVariable>> tensors;
     std::vector<uint32_t> outputs;
@@ -132,9 +133,10 @@ void run_recomputed(const Graph &graph, const Span &span, Values &values, const 
         for (auto &each : without) each.has_gradient = false;
         run_span(graph, span.first, without, inner);
     }
+    // The two errors below begin with the key of the recipe, by which program/mod.rs knows them.
     for (size_t i = 0; i < given.size(); ++i) {
         TORCH_CHECK(given[i]._version() == versions[i],
-                    "a part of train.recompute changes its own input, and cannot be computed again: name a larger module");
+                    "train.recompute: this part changes its own input, and cannot be computed again: name a larger module");
     }
 
     node->set_next_edges(torch::autograd::collect_next_edges(given));
@@ -151,7 +153,7 @@ void run_recomputed(const Graph &graph, const Span &span, Values &values, const 
         // Autograd could not see that a later operator changes both, and a copy would not be changed with it.
         for (const auto &other : others) {
             TORCH_CHECK(!tensor.is_alias_of(other),
-                        "a part of train.recompute returns a view of its input or two views: name a larger module");
+                        "train.recompute: this part returns a view of its input or two views: name a larger module");
         }
         others.push_back(tensor);
         if (torch::autograd::isDifferentiableType(tensor.scalar_type())) {

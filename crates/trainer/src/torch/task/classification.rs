@@ -30,10 +30,6 @@ impl Task for Classification {
         }
     }
 
-    fn target(&self) -> (bool, u32) {
-        (false, self.classes)
-    }
-
     fn loss(&self, outputs: &Tensor, targets: &Tensor) -> tch::Result<Tensor> {
         let none = None::<&Tensor>;
         outputs.f_cross_entropy_loss(targets, none, Reduction::Sum, IGNORED, self.smoothing)

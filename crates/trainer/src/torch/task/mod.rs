@@ -23,9 +23,6 @@ pub(super) trait Task: Debug + Send {
         Ok(())
     }
 
-    /// Whether the targets are values, not classes, and the number of outputs.
-    fn target(&self) -> (bool, u32);
-
     /// Sum of the losses of all samples, a scalar. `outputs` has shape (samples, outputs).
     fn loss(&self, outputs: &Tensor, targets: &Tensor) -> tch::Result<Tensor>;
 
@@ -52,7 +49,7 @@ pub(super) fn of(spec: &JobSpec) -> Box<dyn Task> {
             Box::new(Classification { classes: outputs, smoothing: loss.label_smoothing })
         }
         LossKind::Mse => Box::new(Regression { outputs, huber_delta: None }),
-        LossKind::Program => Box::new(ProgramLoss { targets: outputs, metrics }),
+        LossKind::Program => Box::new(ProgramLoss { metrics }),
         LossKind::Huber => Box::new(Regression { outputs, huber_delta: Some(loss.huber_delta) }),
     }
 }

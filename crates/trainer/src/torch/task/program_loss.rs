@@ -9,17 +9,11 @@ use crate::learner::{BatchEvaluation, Sums};
 /// Outputs (samples, 1 + metrics): the loss of each sample, then its metrics.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::torch) struct ProgramLoss {
-    /// Number of target values per sample.
-    pub(in crate::torch) targets: u32,
     /// Number of metrics.
     pub(in crate::torch) metrics: usize,
 }
 
 impl Task for ProgramLoss {
-    fn target(&self) -> (bool, u32) {
-        (true, self.targets)
-    }
-
     fn loss(&self, outputs: &Tensor, _targets: &Tensor) -> tch::Result<Tensor> {
         outputs.f_select(1, 0)?.f_sum(Kind::Float)
     }

@@ -17,10 +17,6 @@ pub(in crate::torch) struct Regression {
 }
 
 impl Task for Regression {
-    fn target(&self) -> (bool, u32) {
-        (true, self.outputs)
-    }
-
     fn loss(&self, outputs: &Tensor, targets: &Tensor) -> tch::Result<Tensor> {
         let sum = match self.huber_delta {
             None => outputs.f_mse_loss(targets, Reduction::Sum)?,
