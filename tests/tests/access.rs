@@ -225,6 +225,15 @@ async fn a_wrong_client_certificate_is_named_as_such() {
     let other_key = file(&known, "client-key.pem");
     let error = ask(&["--client-cert", &cert, "--client-key", &other_key]);
     assert!(error.contains(&cert) && error.contains(&other_key), "{error}");
+
+    // An agent does not take it for a missing coordinator, and ends at once.
+    let token = token_of(&known, AccessRole::Agent).reveal().to_owned();
+    let mut agent = std::process::Command::new(baton_tests::binary("baton-worker"));
+    agent.args(["agent", "--coordinator", &url, "--connect-seconds", "600", "--tls-ca", &ca]);
+    agent.args(["--client-cert", &cert, "--client-key", &key, "--run-dir"]).arg(cluster.run_dir());
+    let ended = agent.env("BATON_TOKEN", token).output().unwrap();
+    assert_eq!(ended.status.code(), Some(i32::from(exit::BAD_INPUT)), "{ended:?}");
+    assert!(stderr(&ended).contains("refuses the certificate of --client-cert"), "{ended:?}");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use std::{
 
 use baton_job::exit;
 use baton_proto::v1::watch_events_response::Kind;
-use baton_tests::{Cluster, binary, kill};
+use baton_tests::{Cluster, binary, children, in_time, interrupt, kill};
 
 fn fixture(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/program/tests/fixtures");
@@ -161,17 +161,12 @@ async fn a_run_is_not_continued_with_another_program() {
 
 #[tokio::test]
 async fn nodes_with_different_programs_do_not_train_together() {
-    let folder = tempfile::tempdir().unwrap();
+    let folders = Folders(tempfile::tempdir().unwrap());
     let mut cluster =
         with_program(Cluster::endless(), Path::new("net.pt2")).set("cluster.min_ranks=2");
     cluster.start_coordinator(&[]).await;
-    for (node, name) in [("a", "small.pt2"), ("b", "other_weights.pt2")] {
-        let folder = folder.path().join(node);
-        fs::create_dir(&folder).unwrap();
-        fs::copy(fixture(name), folder.join("net.pt2")).unwrap();
-        let folder = folder.to_str().unwrap();
-        cluster.start_agent_by(&["env", "-C", folder], node, 1, &[], &[]);
-    }
+    folders.start_agent(&mut cluster, "a", Some("small.pt2"));
+    folders.start_agent(&mut cluster, "b", Some("other_weights.pt2"));
     let (coordinator, _) = cluster.finish().await;
     let log = cluster.log("coordinator");
     assert_eq!(coordinator.code(), Some(i32::from(exit::BAD_INPUT)), "{log}");
@@ -179,6 +174,110 @@ async fn nodes_with_different_programs_do_not_train_together() {
         log.contains("have different programs in net.pt2: copy the same file to all machines"),
         "{log}"
     );
+}
+
+/// Nodes in folders of their own, where the recipe's `net.pt2` may be another file or missing.
+struct Folders(tempfile::TempDir);
+
+impl Folders {
+    fn start_agent(&self, cluster: &mut Cluster, node: &str, program: Option<&str>) {
+        let folder = self.0.path().join(node);
+        fs::create_dir(&folder).unwrap();
+        if let Some(name) = program {
+            fs::copy(fixture(name), folder.join("net.pt2")).unwrap();
+        }
+        cluster.start_agent_by(&["env", "-C", folder.to_str().unwrap()], node, 1, &[], &[]);
+    }
+}
+
+#[tokio::test]
+async fn a_node_that_joins_with_another_program_is_sent_away_and_training_continues() {
+    let folders = Folders(tempfile::tempdir().unwrap());
+    let mut cluster =
+        with_program(Cluster::endless(), Path::new("net.pt2")).set("checkpoint.every_steps=20");
+    cluster.start_coordinator(&[]).await;
+    folders.start_agent(&mut cluster, "a", Some("small.pt2"));
+    let mut events = cluster.events().await;
+    events.saved_at(20).await;
+
+    folders.start_agent(&mut cluster, "b", Some("other_weights.pt2"));
+    let sent_away = events.next_of(Kind::NodeLeaves).await.message;
+    assert!(sent_away.starts_with("node b is sent away, and training continues"), "{sent_away}");
+    assert!(sent_away.contains("have different programs in net.pt2"), "{sent_away}");
+    assert_eq!(cluster.agent_ends(1).await.code(), Some(i32::from(exit::BAD_INPUT)));
+
+    let reached = events.next_of(Kind::Saved).await.step();
+    events.saved_at(reached + 20).await;
+    cluster.end().await;
+    // The file of the node that stays is the one that an undisturbed run reads.
+    cluster
+        .set(&format!("model.program={}", fixture("small.pt2").display()))
+        .assert_undisturbed_bits()
+        .await;
+}
+
+#[tokio::test]
+async fn up_keeps_its_coordinator_for_other_agents_when_its_own_is_sent_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("net.pt2");
+    fs::copy(fixture("small.pt2"), &path).unwrap();
+    let mut cluster = with_program(Cluster::endless(), &path).set("checkpoint.every_steps=20");
+    let mut up = cluster.up(&[], &[]);
+    cluster.served_by(&up).await;
+    let mut events = cluster.events().await;
+    cluster.start_agent("another", 1);
+    events.next_of(Kind::NodesAdded).await;
+    events.saved_at(20).await;
+
+    // Its agent starts again, and finds another file.
+    fs::copy(fixture("other_weights.pt2"), folder.path().join("new")).unwrap();
+    fs::rename(folder.path().join("new"), &path).unwrap();
+    let agent =
+        children(up.id().unwrap()).into_iter().find(|pid| *pid != own_coordinator(&cluster));
+    kill(agent.unwrap());
+    events.next_of(Kind::NodeLeaves).await;
+    let note = "the job goes on with its other agents; ";
+    let look = async || cluster.log("up").contains(note).then_some(());
+    cluster.until(note, look).await;
+
+    let reached = events.next_of(Kind::Saved).await.step();
+    events.saved_at(reached + 20).await;
+    interrupt(up.id().unwrap());
+    let drained = in_time("`baton up` ends", up.wait()).await.unwrap();
+    assert_eq!(drained.code(), Some(i32::from(exit::DRAINED)), "{}", cluster.log("up"));
+}
+
+/// The process id of the coordinator that `baton up` has started.
+fn own_coordinator(cluster: &Cluster) -> u32 {
+    let file = fs::read(cluster.run_dir().join("coordinator.json")).unwrap();
+    let endpoint: serde_json::Value = serde_json::from_slice(&file).unwrap();
+    u32::try_from(endpoint["pid"].as_u64().unwrap()).unwrap()
+}
+
+#[tokio::test]
+async fn a_replacement_without_the_program_ends_the_job_after_the_others_have_saved() {
+    let folders = Folders(tempfile::tempdir().unwrap());
+    // No checkpoint before the one at the end.
+    let mut cluster = with_program(Cluster::endless(), Path::new("net.pt2"))
+        .set("cluster.min_ranks=2")
+        .set("checkpoint.every_steps=1000000");
+    cluster.start_coordinator(&[]).await;
+    folders.start_agent(&mut cluster, "a", Some("small.pt2"));
+    folders.start_agent(&mut cluster, "b", Some("small.pt2"));
+    let trains = async || cluster.status().await.latest.filter(|latest| latest.step > 5);
+    cluster.until("some steps", trains).await;
+    cluster.kill_agent(1).await;
+    folders.start_agent(&mut cluster, "c", None);
+
+    let (coordinator, _) = cluster.finish().await;
+    let log = cluster.log("coordinator");
+    assert_eq!(coordinator.code(), Some(i32::from(exit::BAD_INPUT)), "{log}");
+    let ended = log.lines().rfind(|line| line.contains("net.pt2 cannot be opened")).unwrap();
+    let (_, saved) = ended.split_once("the state after step ").expect(ended);
+    let (step, _) = saved.split_once(" is saved").expect(ended);
+    let step: u64 = step.parse().unwrap();
+    let names = cluster.checkpoint_names();
+    assert!(names.iter().any(|name| name.starts_with(&format!("step-{step:010}"))), "{names:?}");
 }
 
 #[tokio::test]

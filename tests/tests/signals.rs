@@ -122,3 +122,20 @@ async fn up_restarts_a_killed_coordinator_and_a_killed_agent_with_the_same_bits(
     assert_eq!(drained.code(), Some(i32::from(exit::DRAINED)), "{}", cluster.log("up"));
     cluster.assert_undisturbed_bits().await;
 }
+
+#[tokio::test]
+async fn up_saves_and_stops_although_its_coordinator_does_not_answer() {
+    let mut cluster = Cluster::endless();
+    let mut up = cluster.up(&[], &[]);
+    cluster.served_by(&up).await;
+    cluster.events().await.saved_at(30).await;
+    stop(child(&up, "baton-coordinator"));
+
+    interrupt(up.id().unwrap());
+
+    let drained = end_of(&mut up).await;
+    let log = cluster.log("up");
+    assert_eq!(drained.code(), Some(i32::from(exit::DRAINED)), "{log}");
+    assert!(log.contains("it is ended, and the agent saves and stops without it"), "{log}");
+    cluster.assert_undisturbed_bits().await;
+}

@@ -3,8 +3,11 @@
 use std::{fs, io};
 
 use bytes::Bytes;
-use futures::TryStreamExt;
-use object_store::{ObjectMeta, ObjectStoreExt, PutMode, PutPayload, path::Path};
+use futures::{StreamExt, TryStreamExt, future::ready};
+use object_store::{
+    ObjectMeta, ObjectStoreExt, PutMode, PutPayload,
+    path::{self, Path},
+};
 
 use crate::{
     Error, Store, direct, folder,
@@ -16,11 +19,26 @@ use crate::{
 const ATTEMPTS: u32 = 4;
 
 impl Store {
-    /// All files in a folder of the store and its subfolders; empty if the folder does not exist.
+    /// Names of the folders in the store; empty if it does not exist.
+    pub(crate) fn folders(&self) -> Result<Vec<String>, Error> {
+        let Some(folder) = &self.folder else {
+            let listing = self.wait(self.objects.list_with_delimiter(None));
+            let listing = listing.map_err(|source| self.failed("list", "checkpoints", source))?;
+            let names = listing.common_prefixes.iter().filter_map(Path::filename);
+            return Ok(names.map(str::to_owned).collect());
+        };
+        // The object store's own listing fails for a name that is not UTF-8, which is never one of Baton's.
+        folder::folders(folder).map_err(|error| {
+            self.failed("list", "checkpoints", to_storage_error("checkpoints", error))
+        })
+    }
+
+    /// All files in a folder of the store and its subfolders; empty if the folder does not exist. Other people's files
+    /// whose names are not UTF-8 are left out.
     pub(crate) fn files(&self, folder: &str) -> Result<Vec<ObjectMeta>, Error> {
         let path = Path::from(folder);
-        let listing = self.objects.list(Some(&path)).try_collect();
-        self.wait(listing).map_err(|source| self.failed("list", folder, source))
+        let listing = self.objects.list(Some(&path)).filter(|file| ready(!is_foreign(file)));
+        self.wait(listing.try_collect()).map_err(|source| self.failed("list", folder, source))
     }
 
     /// The bytes of a small file, at most `max_bytes`; `None` if the file does not exist.
@@ -133,6 +151,11 @@ impl Store {
         let (subject, location) = (subject.to_owned(), self.location().to_owned());
         Error::Storage { operation, subject, location, source: Box::new(source) }
     }
+}
+
+/// Whether a file cannot be listed because its name is not UTF-8.
+fn is_foreign(file: &object_store::Result<ObjectMeta>) -> bool {
+    matches!(file, Err(object_store::Error::InvalidPath { source: path::Error::NonUnicode { .. } }))
 }
 
 /// Whether another attempt may succeed. S3 responds with "conflict" to one of two concurrent writes, and the other may

@@ -51,6 +51,24 @@ pub(crate) fn write_whole<T>(
     Ok(written)
 }
 
+/// Names of the folders in a folder that are UTF-8; empty if it does not exist.
+pub(crate) fn folders(folder: &Path) -> io::Result<Vec<String>> {
+    let entries = match fs::read_dir(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry?;
+        if let Ok(name) = entry.file_name().into_string()
+            && entry.path().is_dir()
+        {
+            names.push(name);
+        }
+    }
+    Ok(names)
+}
+
 /// Removes all files of a folder except `kept`.
 pub(crate) fn clear(folder: &Path, kept: &str) -> io::Result<()> {
     for file in fs::read_dir(folder)? {

@@ -216,10 +216,8 @@ impl Store {
 
     /// All checkpoints, finished or not, newest first.
     pub(crate) fn ids(&self) -> Result<Vec<SaveId>, Error> {
-        let listing = self.wait(self.objects.list_with_delimiter(None));
-        let listing = listing.map_err(|source| self.failed("list", "checkpoints", source))?;
-        let names = listing.common_prefixes.iter().filter_map(Path::filename);
-        let mut ids: Vec<SaveId> = names.filter_map(SaveId::parse).collect();
+        let folders = self.folders()?;
+        let mut ids: Vec<SaveId> = folders.iter().filter_map(|name| SaveId::parse(name)).collect();
         ids.sort_unstable_by(|a, b| b.cmp(a));
         Ok(ids)
     }

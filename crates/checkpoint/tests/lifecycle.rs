@@ -4,8 +4,10 @@
 mod kit;
 
 use std::{
+    ffi::OsStr,
     fs,
     num::NonZeroUsize,
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
 
@@ -520,6 +522,27 @@ fn a_named_pipe_in_place_of_a_manifest_or_a_shard_is_damage_and_nothing_waits_fo
         f.store.discard(damaged).unwrap();
     }
     assert_eq!(names(&f.store), [id(1, 10).name()]);
+}
+
+#[test]
+fn files_of_other_people_whose_names_are_not_utf_8_change_nothing() {
+    let f = fixture();
+    saved(&f.store, id(1, 1), 2);
+    let foreign = OsStr::from_bytes(b"caf\xe9.txt");
+    fs::write(f.folder.path().join(foreign), "").unwrap();
+    fs::create_dir(f.folder.path().join(OsStr::from_bytes(b"caf\xe9"))).unwrap();
+    fs::write(f.folder.path().join(id(1, 1).name()).join(foreign), "").unwrap();
+
+    f.store.raise_fence(Generation(2)).unwrap();
+    let second = saved(&f.store, id(2, 2), 2);
+    saved(&f.store, id(2, 3), 2);
+    assert_eq!(names(&f.store), [id(2, 3), id(2, 2), id(1, 1)].map(|id| id.name()));
+    let pruned = f.store.prune(&keep(2, false, 1, 2));
+    assert!(pruned.warnings.is_empty(), "{:?}", pruned.warnings);
+    assert_eq!(pruned.removed, [id(1, 1).name()]);
+    assert!(!f.folder.path().join(id(1, 1).name()).exists(), "with everything in it");
+    assert!(f.folder.path().join(foreign).exists());
+    assert_holds(&f.store, &second);
 }
 
 #[test]

@@ -266,6 +266,21 @@ pub struct RunningRanks {
     pub commit: Option<Commit>,
 }
 
+impl RunningRanks {
+    /// The ranks that may hold state.
+    pub(crate) fn holders(&self) -> impl Iterator<Item = Rank> {
+        let holds_state = |phase: &RankPhase| match phase {
+            RankPhase::Ready { step, .. } => step.is_some(),
+            RankPhase::Training | RankPhase::Waiting => true,
+            RankPhase::Joining
+            | RankPhase::Meeting
+            | RankPhase::Diverged(_)
+            | RankPhase::Done { .. } => false,
+        };
+        self.ranks.iter().filter(move |(_, phase)| holds_state(phase)).map(|(rank, _)| *rank)
+    }
+}
+
 /// Phase of a running rank in its generation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -13,13 +13,14 @@ use baton_job::{
     Generation, Rank,
     message::{Restore, StateSource},
 };
-use baton_recipe::{
-    JobSpec, Step,
-    progress::{Progress, TrainingPlan},
-};
+use baton_recipe::{JobSpec, Step, progress::Progress};
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Learner, restoring};
+use crate::{
+    Error, Learner,
+    inputs::{DataSummary, JobInputs},
+    restoring,
+};
 
 /// The state to start from, and where it comes from.
 #[derive(Debug, Serialize, Deserialize)]
@@ -49,7 +50,7 @@ impl RunPosition {
 #[derive(Clone, Copy)]
 pub(crate) struct RestoreContext<'a> {
     pub(crate) spec: &'a JobSpec,
-    pub(crate) plan: &'a TrainingPlan,
+    pub(crate) inputs: &'a JobInputs,
     pub(crate) store: &'a Store,
     pub(crate) restore: &'a Restore,
 }
@@ -74,6 +75,16 @@ pub(crate) enum StateProvider {
     Readers(Box<Manifest>),
 }
 
+/// What a rank brings to a new generation.
+#[derive(Serialize, Deserialize)]
+struct Entrant {
+    /// The step after which it has the state.
+    step: Option<Step>,
+    /// Digest of its program.
+    program: Option<String>,
+    data: DataSummary,
+}
+
 /// Agrees on where to begin. `held` is the position of the state that this rank already has. This may load a rank's
 /// share of a checkpoint into `learner`.
 pub(crate) fn plan<L: Learner>(
@@ -82,18 +93,16 @@ pub(crate) fn plan<L: Learner>(
     learner: &mut L,
     context: RestoreContext<'_>,
 ) -> Result<RestorePlan, Error> {
-    let mine = held.map(|position| position.progress.step);
-    let begun: Vec<(Option<Step>, Option<String>)> =
-        gather(collective, &(mine, learner.program().map(str::to_owned)))?;
-    let (steps, programs): (Vec<_>, Vec<_>) = begun.into_iter().unzip();
-    if let Some(other) = programs.iter().position(|program| *program != programs[0]) {
-        return Err(Error::Mismatch(format!(
-            "rank {other} and rank 0 have different programs in {}: copy the same file to all machines",
-            context.spec.model.program
-        )));
-    }
-    let furthest = steps.iter().flatten().max().copied();
-    let Some(holder) = steps.iter().position(|step| step.is_some() && *step == furthest) else {
+    let mine = Entrant {
+        step: held.map(|position| position.progress.step),
+        program: learner.program().map(str::to_owned),
+        data: context.inputs.summary(),
+    };
+    let all: Vec<Entrant> = gather(collective, &mine)?;
+    let furthest = all.iter().filter_map(|entrant| entrant.step).max();
+    let holder = furthest.and_then(|_| all.iter().position(|entrant| entrant.step == furthest));
+    check_inputs(&all, holder, collective.rank(), context.spec)?;
+    let Some(holder) = holder else {
         return restoring::restore(collective, learner, context);
     };
     let holder = Rank(u32::try_from(holder).unwrap_or_default());
@@ -104,11 +113,45 @@ pub(crate) fn plan<L: Learner>(
         .and_then(Option::take)
         .ok_or(Error::Bug("the rank with the furthest step offered no state"))?;
     let agreed = AgreedState { source: StateSource::Survivor { rank: holder }, position };
-    let provider = match steps.iter().all(|step| *step == furthest) {
+    let provider = match all.iter().all(|entrant| entrant.step == furthest) {
         true => StateProvider::Everybody,
         false => StateProvider::One(holder),
     };
     Ok(RestorePlan { agreed, provider })
+}
+
+/// Checks that all ranks have the same inputs. Without a `holder` of state the job cannot go on, and every rank fails.
+/// With one, only ranks that differ from it fail, so that the others can go on without them.
+fn check_inputs(
+    all: &[Entrant],
+    holder: Option<usize>,
+    mine: Rank,
+    spec: &JobSpec,
+) -> Result<(), Error> {
+    let reference = holder.unwrap_or(0);
+    let mut problems =
+        (0..all.len()).filter_map(|rank| Some((rank, difference(all, reference, rank, spec)?)));
+    let Some((rank, problem)) = problems.next() else { return Ok(()) };
+    let mine = mine.0 as usize;
+    if let Some(own) = difference(all, reference, mine, spec) {
+        return Err(Error::Mismatch(own));
+    }
+    Err(match holder {
+        Some(_) => Error::Misfit { rank, problem },
+        None => Error::Mismatch(problem),
+    })
+}
+
+/// How the inputs of `rank` differ from those of `reference`.
+fn difference(all: &[Entrant], reference: usize, rank: usize, spec: &JobSpec) -> Option<String> {
+    let (expected, found) = (all.get(reference)?, all.get(rank)?);
+    if found.program != expected.program {
+        return Some(format!(
+            "rank {rank} and rank {reference} have different programs in {}: copy the same file to all machines",
+            spec.model.program
+        ));
+    }
+    expected.data.difference(reference, &found.data, rank, spec)
 }
 
 /// Sends the state that [`plan`] agreed on to the ranks that lack it.
@@ -151,7 +194,9 @@ impl RestoreContext<'_> {
         let rollbacks = &self.restore.rollbacks;
         for rollback in rollbacks.iter().filter(|r| r.generation > written_by) {
             match rollback.skip {
-                Some(batch) => progress.skips.extend(self.plan.with_preceding_batch(batch)),
+                Some(batch) => {
+                    progress.skips.extend(self.inputs.plan().with_preceding_batch(batch))
+                }
                 None => progress.lr_cuts += 1,
             }
         }

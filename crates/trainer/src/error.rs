@@ -38,6 +38,14 @@ pub enum Error {
         /// The problem that it reported.
         problem: String,
     },
+    /// Another rank has other inputs than the ranks that hold the state: it fails, and this rank keeps its state.
+    #[error("rank {rank} cannot take part: {problem}")]
+    Misfit {
+        /// The rank.
+        rank: usize,
+        /// How its inputs differ.
+        problem: String,
+    },
     /// Training diverged: all ranks detected it at this update. If the update was applied already, the state is lost.
     #[error("{0}")]
     Diverged(Box<Diagnosis>),
@@ -73,6 +81,7 @@ impl Error {
             | Self::Bug(_)
             | Self::LastSave(_)
             | Self::Peer { .. }
+            | Self::Misfit { .. }
             | Self::Protocol(_) => Class::Crash,
         };
         Failure { class, message: self.to_string() }
@@ -102,10 +111,14 @@ impl Error {
         }
     }
 
-    /// Whether only the other ranks were lost, so that this rank keeps its state for the next generation.
+    /// Whether only other ranks were lost or have to leave, so that this rank keeps its state for the next generation.
     #[must_use]
     pub fn is_peer_loss(&self) -> bool {
-        matches!(self, Self::Collective(error) if !error.ends_process() && !error.is_permanent())
+        match self {
+            Self::Collective(error) => !error.ends_process() && !error.is_permanent(),
+            Self::Misfit { .. } => true,
+            _ => false,
+        }
     }
 }
 
@@ -116,7 +129,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rank_survives_lost_peers_and_no_other_error() {
+    fn a_rank_survives_lost_and_misfit_peers_and_no_other_error() {
         let gpu = |code| {
             Error::from(CollectiveError::from(baton_gpu::Error::Cuda {
                 function: "cuEventQuery",
@@ -137,6 +150,7 @@ mod tests {
             (gpu(2), Class::OutOfMemory, false),
             (missing, Class::BadInput, false),
             (aborted, Class::Crash, true),
+            (Error::Misfit { rank: 1, problem: "test".to_owned() }, Class::Crash, true),
             (Error::Bug("test"), Class::Crash, false),
         ] {
             assert_eq!((error.failure().class, error.is_peer_loss()), (class, survives), "{error}");

@@ -35,26 +35,23 @@ pub(crate) struct DataSummary {
 }
 
 impl DataSummary {
-    /// An error if the ranks, in rank order, have different data: with other files on one node, or a file that was
-    /// replaced while some ranks had it open, the job would train something else.
-    pub(crate) fn check_equal(all: &[Self], spec: &JobSpec) -> Result<(), Error> {
-        let Some(first) = all.first() else { return Ok(()) };
-        for (rank, other) in all.iter().enumerate() {
-            let sets = [
-                (&spec.data.train, first.train, other.train),
-                (&spec.data.val, first.val, other.val),
-            ];
-            if let Some((set, (samples, bytes), (others, other_bytes))) =
-                sets.into_iter().find(|(_, mine, other)| mine != other)
-            {
-                return Err(Error::Mismatch(format!(
-                    "{set} differs between ranks: {samples} samples in {bytes} bytes on rank 0, {others} samples in \
-                     {other_bytes} bytes on rank {rank}; give all nodes the same files, and do not replace them during \
-                     a run"
-                )));
-            }
-        }
-        Ok(())
+    /// How the data of `rank` differ from these, which `reference` has: with other files on one node, or a file that
+    /// was replaced while some ranks had it open, the job would train something else.
+    pub(crate) fn difference(
+        &self,
+        reference: usize,
+        other: &Self,
+        rank: usize,
+        spec: &JobSpec,
+    ) -> Option<String> {
+        let sets =
+            [(&spec.data.train, self.train, other.train), (&spec.data.val, self.val, other.val)];
+        let (set, (samples, bytes), (others, other_bytes)) =
+            sets.into_iter().find(|(_, mine, other)| mine != other)?;
+        Some(format!(
+            "{set} differs between ranks: {samples} samples in {bytes} bytes on rank {reference}, {others} samples in \
+             {other_bytes} bytes on rank {rank}; give all nodes the same files, and do not replace them during a run"
+        ))
     }
 }
 

@@ -89,7 +89,8 @@ fn choose<L: Learner>(
     learner: &mut L,
     context: RestoreContext<'_>,
 ) -> Result<RestorePlan, Error> {
-    let RestoreContext { spec, plan, store, restore } = context;
+    let RestoreContext { spec, inputs, store, restore } = context;
+    let plan = inputs.plan();
     // Ok: the recipe's changes since the checkpoint. Err: the checkpoint is intact but cannot be used.
     let mut accepted = Ok(Vec::new());
     let mut alone = false;

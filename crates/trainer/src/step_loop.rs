@@ -36,7 +36,7 @@ use crate::{
     checkpointing::LAST_SAVE_PAUSES,
     controls::Votes,
     digest, evaluation,
-    inputs::{BatchFeed, DataSummary},
+    inputs::BatchFeed,
     learner,
     loader_watch::LoaderWatch,
     saving::Saver,
@@ -173,14 +173,8 @@ impl<L: Learner> Trainer<L> {
             self.save_when_possible(context);
         }
         // All ranks must read the votes after the same step; otherwise they would wait for each other.
-        let mine = (self.learner.runs_ahead(), self.job.inputs.summary());
-        let (ahead, data): (Vec<bool>, Vec<DataSummary>) =
-            agree::gather(context.collective, &mine)?.into_iter().unzip();
+        let ahead: Vec<bool> = agree::gather(context.collective, &self.learner.runs_ahead())?;
         let all_run_ahead = ahead.into_iter().all(|ahead| ahead);
-        if let Err(error) = DataSummary::check_equal(&data, &self.job.spec) {
-            self.save_before_the_end(context)?;
-            return Err(error);
-        }
         // The first step is read and reported at once: a user may be waiting for it.
         let mut ahead = false;
         // Vote before the first step too: ranks that join a new generation while the job is paused make no step.
@@ -275,14 +269,6 @@ impl<L: Learner> Trainer<L> {
         }
     }
 
-    /// Saves, if there is anything to save, before all ranks end with an error that does not concern the state.
-    fn save_before_the_end(&mut self, context: &mut GenerationContext<'_>) -> Result<(), Error> {
-        match self.position.progress.step {
-            Step(0) => Ok(()),
-            _ => self.ensure_saved(context),
-        }
-    }
-
     /// The current votes of all ranks together.
     fn vote(&mut self, context: &mut GenerationContext<'_>) -> Result<Votes, Error> {
         let mine = context.controls.vote(self.saver.is_busy());
@@ -330,7 +316,7 @@ impl<L: Learner> Trainer<L> {
         let began = Instant::now();
         let restore = RestoreContext {
             spec: &self.job.spec,
-            plan: self.job.inputs.plan(),
+            inputs: &self.job.inputs,
             store: &self.job.store,
             restore: context.restore,
         };

@@ -78,6 +78,8 @@ enum AgentInput {
     Welcome(Welcome),
     /// The coordinator refused this agent.
     Refused(Failure),
+    /// The coordinator refused its certificate or token, or the agent the coordinator's.
+    Unauthorized(Failure),
 }
 
 type InputQueue = mpsc::UnboundedSender<AgentInput>;
@@ -188,7 +190,11 @@ impl Agent {
                 Err(_) | Ok(None) => return Ok(Event::Tick),
                 Ok(Some(AgentInput::Event(event))) => return Ok(event),
                 Ok(Some(AgentInput::Welcome(welcome))) => self.welcome(welcome)?,
-                Ok(Some(AgentInput::Refused(failure))) => {
+                // Ranks may hold state, and the coordinator may soon have its right files again.
+                Ok(Some(AgentInput::Unauthorized(_))) if self.welcome.is_some() => {
+                    return Ok(Event::Disconnected);
+                }
+                Ok(Some(AgentInput::Refused(failure) | AgentInput::Unauthorized(failure))) => {
                     self.processes.kill_all();
                     return Err(failure);
                 }

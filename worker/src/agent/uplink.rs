@@ -1,8 +1,8 @@
 //! The agent's connection to the coordinator: one stream at a time.
 
-use std::{sync::Arc, time::Duration};
+use std::{error::Error as _, sync::Arc, time::Duration};
 
-use baton_access::{Bearer, ClientCredentials};
+use baton_access::{Bearer, ClientCredentials, client::tls_problem};
 use baton_build_info::REVISION;
 use baton_job::{
     exit::{Failure, bad_input, crash},
@@ -97,17 +97,11 @@ impl Uplink {
         let last_error = self.last_error.clone();
         tokio::spawn(async move {
             let ended = serve_stream(endpoint, bearer, messages, &queue).await;
-            let input = match ended {
-                Err(status) => match refusal(&status) {
-                    Some(failure) => AgentInput::Refused(failure),
-                    None => {
-                        debug!(%status, "disconnected");
-                        *last_error.lock() = describe(&status);
-                        AgentInput::Event(Event::Disconnected)
-                    }
-                },
-                Ok(()) => AgentInput::Event(Event::Disconnected),
-            };
+            let input = ended.err().map_or(AgentInput::Event(Event::Disconnected), |status| {
+                debug!(%status, "disconnected");
+                *last_error.lock() = status.message().to_owned();
+                refusal(&status).unwrap_or(AgentInput::Event(Event::Disconnected))
+            });
             let _ = queue.send(input);
         });
     }
@@ -129,8 +123,10 @@ async fn serve_stream(
     messages: mpsc::UnboundedReceiver<v1::Frame>,
     queue: &InputQueue,
 ) -> Result<(), Status> {
-    let channel =
-        endpoint.connect().await.map_err(|error| Status::unavailable(source_of(&error)))?;
+    let channel = endpoint.connect().await.map_err(|error| match tls_problem(&error) {
+        Some(problem) => Status::unauthenticated(problem),
+        None => Status::unavailable(source_of(&error)),
+    })?;
     let mut client = NodeServiceClient::with_interceptor(channel, bearer);
     // The server answers only after it has received the hello.
     let _ = queue.send(AgentInput::Event(Event::Connected));
@@ -148,23 +144,24 @@ async fn serve_stream(
     Ok(())
 }
 
-/// Why the agent must end, if the coordinator refuses it and connecting again is useless.
-fn refusal(status: &Status) -> Option<Failure> {
+/// What follows, if the coordinator refuses the agent.
+fn refusal(status: &Status) -> Option<AgentInput> {
+    // With TLS 1.3 a client learns only after its handshake that its certificate is refused.
+    if let Some(problem) = status.source().and_then(tls_problem) {
+        return Some(AgentInput::Unauthorized(bad_input(problem)));
+    }
     let reason = format!("the coordinator refused this agent: {}", status.message());
     match status.code() {
         // Another agent of this name, which may just have been killed: a new start may succeed.
-        Code::AlreadyExists => Some(crash(reason)),
-        Code::FailedPrecondition
-        | Code::InvalidArgument
-        | Code::PermissionDenied
-        | Code::Unauthenticated
-        | Code::Unimplemented => Some(bad_input(reason)),
+        Code::AlreadyExists => Some(AgentInput::Refused(crash(reason))),
+        Code::FailedPrecondition | Code::InvalidArgument | Code::Unimplemented => {
+            Some(AgentInput::Refused(bad_input(reason)))
+        }
+        Code::PermissionDenied | Code::Unauthenticated => {
+            Some(AgentInput::Unauthorized(bad_input(reason)))
+        }
         _ => None,
     }
-}
-
-fn describe(status: &Status) -> String {
-    status.message().to_owned()
 }
 
 /// The innermost cause: "connection refused" rather than "transport error".

@@ -24,6 +24,8 @@ pub(super) enum Input {
     Event(WatchEventsResponse),
     /// A signal that asks `baton up` to end.
     Signal(&'static str),
+    /// The coordinator had time to accept the drain.
+    AnswerTimeout,
     /// The time for the processes to end has expired.
     ExitTimeout,
 }

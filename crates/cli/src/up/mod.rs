@@ -118,6 +118,12 @@ const RESTART_TIMEOUT: Duration = Duration::from_secs(3_600);
 /// Pause before a restart of a coordinator that has crashed too often.
 const LATER_RESTART_PAUSE: Duration = Duration::from_secs(10);
 
+/// How long a coordinator that runs may leave a drain unanswered; then the agent saves without it.
+const DRAIN_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Time for the coordinator to notice that an agent's process has ended.
+const DETACH_TIMEOUT: Duration = Duration::from_secs(1);
+
 /// Two signals within this time count as one, which was received twice, from the terminal and from a parent process.
 const DUPLICATE_SIGNAL_WINDOW: Duration = Duration::from_millis(500);
 
@@ -176,8 +182,8 @@ struct Up {
 enum StopRequest {
     /// No request: the job trains to its end.
     NotRequested,
-    /// Save and stop, requested at this time.
-    Drain { since: Time },
+    /// Save and stop, requested at this time; `of_agent`, too, because the coordinator did not answer.
+    Drain { since: Time, of_agent: bool },
     /// Stop immediately.
     StopNow,
 }
@@ -284,6 +290,7 @@ impl Up {
                     self.spawn_coordinator(listen, CoordinatorStart::Restart)?;
                 }
                 Input::Restart(ChildKind::Agent) => self.start_agent(address)?,
+                Input::AnswerTimeout => self.drain_without_answer(),
                 Input::ExitTimeout => self.kill(),
             }
         }
@@ -387,6 +394,12 @@ impl Up {
         }
         let result = match (decide::after(kind, exit), kind) {
             (NextAction::Restart, _) => self.restart(kind, exit),
+            (NextAction::Fail, ChildKind::Agent) if self.others_train(coordinator).await => {
+                let Failure { message, .. } = child_failure(&self.agent, exit);
+                let note = format!("the job goes on with its other agents; {message}");
+                self.display.note(&note);
+                Ok(())
+            }
             (NextAction::Fail, _) => Err(child_failure(self.child(kind), exit)),
             (NextAction::LimitReached, _) => {
                 self.set_outcome(limit_reached());
@@ -394,6 +407,14 @@ impl Up {
             }
             (NextAction::Drained, ChildKind::Coordinator) => {
                 self.set_outcome(Outcome::Drained { reason: "as requested".to_owned() });
+                Ok(())
+            }
+            (NextAction::Drained, ChildKind::Agent)
+                if matches!(self.stop_request, StopRequest::Drain { of_agent: true, .. }) =>
+            {
+                let reason = "as requested; the coordinator did not answer".to_owned();
+                self.set_outcome(Outcome::Drained { reason });
+                self.kill();
                 Ok(())
             }
             (NextAction::Drained, ChildKind::Agent) => {
@@ -405,6 +426,13 @@ impl Up {
             self.stop_child(kind.other()).await;
         }
         result
+    }
+
+    /// Whether the coordinator has agents although the one of this process has ended.
+    async fn others_train(&mut self, coordinator: &Coordinator) -> bool {
+        tokio::time::sleep(DETACH_TIMEOUT).await;
+        let status = coordinator.clone().status().await;
+        status.is_ok_and(|status| status.nodes.iter().any(|node| node.attached))
     }
 
     fn restart(&mut self, kind: ChildKind, exit: Exit) -> Result<(), Failure> {
@@ -465,7 +493,7 @@ impl Up {
                 Input::Ended(ended, _) => self.child(ended).ended(),
                 Input::Event(event) => self.display.event(&event),
                 Input::Signal(_) | Input::ExitTimeout => self.kill(),
-                Input::Status(_) | Input::Restart(_) => {}
+                Input::Status(_) | Input::Restart(_) | Input::AnswerTimeout => {}
             }
         }
     }
@@ -503,7 +531,8 @@ impl Up {
     fn handle_signal(&mut self, name: &str, coordinator: &Coordinator) {
         match self.stop_request {
             StopRequest::NotRequested => self.drain(coordinator, &format!("{name} at `baton up`")),
-            StopRequest::Drain { since } if self.now().since(since) < DUPLICATE_SIGNAL_WINDOW => {}
+            StopRequest::Drain { since, .. }
+                if self.now().since(since) < DUPLICATE_SIGNAL_WINDOW => {}
             StopRequest::Drain { .. } | StopRequest::StopNow => {
                 self.stop_request = StopRequest::StopNow;
                 self.kill();
@@ -512,11 +541,32 @@ impl Up {
     }
 
     fn drain(&mut self, coordinator: &Coordinator, reason: &str) {
-        self.stop_request = StopRequest::Drain { since: self.now() };
+        self.stop_request = StopRequest::Drain { since: self.now(), of_agent: false };
         if self.outcome.is_none() {
             self.display.note("saving and stopping; press Ctrl-C again to stop immediately");
             tokio::spawn(feed::drain(coordinator.clone(), reason.to_owned(), self.queue.clone()));
+            feed::send_later(DRAIN_ANSWER_TIMEOUT, Input::AnswerTimeout, &self.queue);
         }
+    }
+
+    /// A coordinator that runs but is silent, because it is stopped, its disk hangs or its certificate has expired, is
+    /// killed, and the agent saves and stops by itself. So a notice is obeyed in time.
+    fn drain_without_answer(&mut self) {
+        let StopRequest::Drain { since, of_agent: false } = self.stop_request else { return };
+        if self.is_ending() {
+            return;
+        }
+        let answered = self.now().since(self.last_answer) < DRAIN_ANSWER_TIMEOUT;
+        if answered || !self.coordinator.is_running() {
+            return feed::send_later(DRAIN_ANSWER_TIMEOUT, Input::AnswerTimeout, &self.queue);
+        }
+        self.stop_request = StopRequest::Drain { since, of_agent: true };
+        let seconds = DRAIN_ANSWER_TIMEOUT.as_secs();
+        self.display.note(&format!(
+            "the coordinator has not answered for {seconds} s: it is ended, and the agent saves and stops without it"
+        ));
+        self.coordinator.signal(Signal::KILL);
+        self.agent.signal(Signal::TERM);
     }
 
     /// Whether children are expected to end.

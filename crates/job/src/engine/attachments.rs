@@ -8,7 +8,7 @@ use crate::{
     exit::{Failure, crash},
     ids::{Attachment, LocalRank, NodeId, Rank},
     mesh_secret::MeshSecret,
-    message::{AgentHeartbeat, Directive, Hello, RankReport},
+    message::{AgentHeartbeat, Directive, Hello, RankReport, RunningRanks},
     time::Time,
 };
 use std::time::Duration;
@@ -29,11 +29,24 @@ impl Engine {
         let Hello { node, slots, running } = hello;
         let mut new = Node::new(attachment, now, slots);
         new.has_run_ranks = running.is_some();
+        let holders: Vec<Rank> = running.iter().flat_map(RunningRanks::holders).collect();
+        let is_in_world =
+            running.as_ref().is_some_and(|held| held.generation == self.lifecycle.generation)
+                && self.lifecycle.world().is_some_and(|world| world.includes(&node));
+        if !holders.is_empty() && !is_in_world {
+            // Which of its processes hold state is no longer known.
+            new.holders = (0..slots).map(LocalRank).collect();
+        }
         let before = self.nodes.insert(node.clone(), new);
         if let (Some(old), Some(state)) = (&before, self.nodes.get_mut(&node)) {
             // A new agent on the same machine does not remove the cause of the failures.
             (state.failures, state.quarantined_until) = (old.failures, old.quarantined_until);
+            if is_in_world {
+                state.holders.clone_from(&old.holders);
+            }
         }
+        let generation = self.lifecycle.generation;
+        let held = running.filter(|held| held.generation == generation);
         match before {
             Some(old) if old.is_attached() => {
                 let reason = format!(
@@ -55,8 +68,6 @@ impl Engine {
         if let Some(outcome) = self.outcome().cloned() {
             return self.send(&node, Directive::Dismiss { outcome });
         }
-        let generation = self.lifecycle.generation;
-        let held = running.filter(|held| held.generation == generation);
         let Some(world) = self.lifecycle.world_mut().filter(|world| world.includes(&node)) else {
             // The node has no ranks in this generation; any rank that it still runs belongs to an older one.
             self.send_launch(&node, &[]);
@@ -66,6 +77,7 @@ impl Engine {
         match held {
             Some(held) => {
                 let (mut reports, missing) = world.reconcile(&node, held.ranks);
+                holders.into_iter().for_each(|rank| self.record_state(rank, true));
                 reports.extend(missing.into_iter().map(|rank| {
                     (rank, RankReport::Exited(exited_while_disconnected(rank, &node)))
                 }));
@@ -247,7 +259,7 @@ impl Engine {
         }
     }
 
-    fn lost_node(&mut self, now: Time, node: &NodeId, failure: Failure) {
+    pub(super) fn lost_node(&mut self, now: Time, node: &NodeId, failure: Failure) {
         let Some(world) = self.lifecycle.world() else { return };
         let ranks: Vec<Rank> = world.ranks_of(node).into_iter().map(|(rank, _)| rank).collect();
         self.lost(now, &ranks, Member::Gone, failure);

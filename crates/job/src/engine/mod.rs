@@ -20,14 +20,15 @@
 //!
 //! If the checkpoint store refuses a generation, the job is in `Backoff` too, and ranks that run keep their state.
 //!
-//! A budget that is used up drains the job.
+//! A budget that is used up drains the job. So does a failure that another try would repeat, if ranks hold state: they
+//! save it in a last generation of their own, and then the job fails.
 //!
 //! [`Action::Persist`] comes before every action that another process can observe; [`Engine::replay`] rebuilds the
 //! state machine from what was persisted.
 //!
 //! # Where to look
 //!
-//! [`Engine::handle`] passes an event to one of five files, which decide what follows for the whole state machine:
+//! [`Engine::handle`] passes an event to one of six files, which decide what follows for the whole state machine:
 //!
 //! | file | events |
 //! |---|---|
@@ -35,6 +36,7 @@
 //! | `reports` | ranks make progress, are lost, diverge |
 //! | `requests` | users, machines and budgets ask for a drain, a pause or a checkpoint |
 //! | `opening` | the checkpoint store accepts or refuses a generation |
+//! | `ending` | the job ends, after its ranks have saved what only they hold |
 //! | `transitions` | the changes from one phase to the next that follow |
 //!
 //! The state is divided into groups. Each group has its own files, whose functions use only that group and their
@@ -58,6 +60,7 @@ mod diagnosis;
 mod divergence;
 mod drain;
 mod elastic;
+mod ending;
 mod evaluation;
 mod event;
 mod job_event;
@@ -106,7 +109,7 @@ pub use self::{
     status::{NodeStatus, PhaseName, RankState, RankStatus, Spending, Status},
 };
 use crate::{
-    exit::Outcome,
+    exit::{Failure, Outcome},
     ids::{Generation, NodeId},
     message::Directive,
     time::Time,
@@ -124,6 +127,8 @@ pub struct Engine {
     results: Results,
     accounting: Accounting,
     drain: Option<DrainStatus>,
+    /// Why the job fails once its ranks have saved what they hold; then `drain` is set too.
+    fails_with: Option<Failure>,
     pauses: Pauses,
     divergences: Divergences,
     recoveries: RecoveryHistory,
@@ -159,6 +164,7 @@ impl Engine {
             results: Results::default(),
             accounting: Accounting::new(&spec.limits),
             drain: None,
+            fails_with: None,
             pauses: Pauses::default(),
             divergences: Divergences::default(),
             recoveries: RecoveryHistory::default(),

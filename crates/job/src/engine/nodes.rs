@@ -13,9 +13,9 @@ use super::{
     policy::Policy,
 };
 use crate::{
-    ids::{Attachment, NodeId},
+    ids::{Attachment, LocalRank, NodeId, Rank},
     message::{AgentHeartbeat, MachineStats},
-    plan::{Offer, place_ranks},
+    plan::{Offer, Placement, place_ranks},
     time::Time,
 };
 
@@ -41,6 +41,8 @@ pub(super) struct Node {
     pub(super) heartbeat: Option<LastAgentHeartbeat>,
     /// Whether its agent has run ranks of this job: they may hold state.
     pub(super) has_run_ranks: bool,
+    /// Local ranks whose processes have reported that they hold state.
+    pub(super) holders: BTreeSet<LocalRank>,
 }
 
 /// Data of an agent's last heartbeat.
@@ -64,6 +66,7 @@ impl Node {
             quarantined_until: None,
             heartbeat: None,
             has_run_ranks: false,
+            holders: BTreeSet::new(),
         }
     }
 
@@ -173,6 +176,27 @@ impl Nodes {
         let before = node.heartbeat.take().and_then(|last| last.stats);
         node.heartbeat =
             Some(LastAgentHeartbeat { at, round_trip, stats: stats.map(Arc::new).or(before) });
+    }
+
+    /// Records whether a process holds state, which changes no timeout.
+    pub(super) fn record_state(&mut self, placement: &Placement, holds_state: bool) {
+        let Some(node) = self.all.get_mut(&placement.node) else { return };
+        match holds_state {
+            true => node.holders.insert(placement.local_rank),
+            false => node.holders.remove(&placement.local_rank),
+        };
+    }
+
+    /// Ranks for the processes that hold state, on attached nodes, at most `max_ranks`.
+    pub(super) fn place_holders(&self, max_ranks: u32) -> Vec<Placement> {
+        let attached = self.all.iter().filter(|(_, node)| node.is_attached());
+        let holders = attached.flat_map(|(id, node)| node.holders.iter().map(move |one| (id, one)));
+        let place = |(rank, (node, local_rank)): (u32, (&NodeId, &LocalRank))| Placement {
+            rank: Rank(rank),
+            node: node.clone(),
+            local_rank: *local_rank,
+        };
+        (0..max_ranks).zip(holders).map(place).collect()
     }
 
     pub(super) fn get_mut(&mut self, id: &NodeId) -> Option<&mut Node> {

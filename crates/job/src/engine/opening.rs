@@ -5,6 +5,8 @@
 //! because its disk is full or its credentials have expired, ranks that run keep their state, and the fence is tried
 //! again.
 
+use std::collections::BTreeSet;
+
 use super::{
     Action, Engine, JobEventKind, Record, job_event::ranks, lifecycle::Phase, membership::World,
     nodes::Node, policy::Policy,
@@ -23,7 +25,7 @@ pub(super) struct GenerationOpening {
     generation: Generation,
     world: World,
     /// Nodes to notify, which may run no ranks.
-    nodes: Vec<NodeId>,
+    nodes: BTreeSet<NodeId>,
     /// Why the nodes change although nothing failed.
     change: Option<NodeChangeCause>,
 }
@@ -76,12 +78,19 @@ impl Engine {
         let can_run_ranks = |node: &Node| node.departure.is_none() || !all_hold_state;
         let (slots, min_ranks) = (self.nodes.slots(can_run_ranks), self.policy.min_ranks);
         // Counted before ranks are placed: while thousands of nodes attach, this runs once for each of them.
-        let placements =
-            (slots >= min_ranks).then(|| self.nodes.offers(can_run_ranks)).and_then(|offers| {
-                let placements = place_ranks(&offers, min_ranks, self.policy.max_ranks)?;
-                Some((offers, placements))
-            });
-        let Some((offers, placements)) = placements else {
+        let can_open = slots >= min_ranks || self.fails_with.is_some();
+        let offers = if can_open { self.nodes.offers(can_run_ranks) } else { Vec::new() };
+        let placements = match &self.fails_with {
+            None => place_ranks(&offers, min_ranks, self.policy.max_ranks),
+            Some(_) => {
+                let holders = self.nodes.place_holders(self.policy.max_ranks);
+                if holders.is_empty() {
+                    return self.end(now, Outcome::Drained { reason: String::new() });
+                }
+                Some(holders)
+            }
+        };
+        let Some(placements) = placements else {
             let reason =
                 format!("waiting for agents: {slots} of at least {min_ranks} ranks are available");
             return self.lifecycle.set_phase(now, Phase::Gathering, reason);
@@ -94,7 +103,8 @@ impl Engine {
         }));
         self.actions.extend(self.accounting.persist(now));
         self.actions.push(Action::Fence(generation));
-        let nodes = offers.into_iter().map(|offer| offer.node).collect();
+        let offering = offers.into_iter().map(|offer| offer.node);
+        let nodes: BTreeSet<NodeId> = offering.chain(world.nodes().cloned()).collect();
         self.lifecycle.opening = Some(GenerationOpening { generation, world, nodes, change });
     }
 

@@ -9,7 +9,7 @@ use super::{
     membership::{Member, MemberKind},
 };
 use crate::{
-    exit::{Failure, Outcome, crash},
+    exit::{Failure, crash},
     ids::{Attachment, NodeId, Rank},
     message::{
         AgentReport, Commit, LoaderReport, RankHeartbeat, RankReport, Restore, Rollback,
@@ -65,6 +65,7 @@ impl Engine {
             RankReport::Ready { address, step } => {
                 self.advance(step);
                 self.results.reached = self.results.reached.max(step.unwrap_or_default());
+                self.record_state(rank, step.is_some());
                 if let Phase::Forming { world, .. } = &mut self.lifecycle.phase {
                     world.set_ready(now, rank, address, step);
                     self.begin_when_all_ready(now);
@@ -159,6 +160,7 @@ impl Engine {
             self.lifecycle.began_with = Some(text.clone());
             self.publish_at(JobEventKind::TrainingStarted, Some(progress.step), text);
         }
+        self.record_state(rank, true);
         if let Some(world) = self.lifecycle.world_mut() {
             world.set(rank, Member::Started);
         }
@@ -232,6 +234,13 @@ impl Engine {
         }
     }
 
+    /// Records whether a rank's process holds state.
+    pub(super) fn record_state(&mut self, rank: Rank, holds_state: bool) {
+        if let Some(placement) = self.lifecycle.world().and_then(|world| world.placement_of(rank)) {
+            self.nodes.record_state(placement, holds_state);
+        }
+    }
+
     // ---- losses ----
 
     fn exited(&mut self, now: Time, rank: Rank, failure: Failure) {
@@ -244,14 +253,16 @@ impl Engine {
         }
         let message = format!("rank {rank}: {}", failure.message);
         self.publish(JobEventKind::RankFailed, message.clone());
-        self.lost(now, &[rank], Member::Gone, Failure { message, ..failure });
+        let failure = Failure { message, ..failure };
+        if !failure.class.is_retriable() {
+            return self.failed_for_good(now, rank, failure);
+        }
+        self.record_state(rank, false);
+        self.lost(now, &[rank], Member::Gone, failure);
     }
 
     /// Handles ranks that lost their connection, or whose processes ended.
     pub(super) fn lost(&mut self, now: Time, ranks: &[Rank], state: Member, failure: Failure) {
-        if !failure.class.is_retriable() {
-            return self.end(now, Outcome::Failed { failure });
-        }
         // Before `Meeting`, ranks are not connected to each other yet.
         if state == Member::Lost && matches!(self.lifecycle.phase, Phase::Forming { .. }) {
             return;

@@ -166,27 +166,6 @@ impl Engine {
         })
     }
 
-    /// Ends a drain that takes too long.
-    pub(super) fn expire_drain(&mut self, now: Time) {
-        let Some(drain) = self.drain.take_if(|drain| drain.until <= now) else { return };
-        let reached = self.results.reached;
-        let saved = match self.results.commit.as_ref().map(|commit| commit.step) {
-            Some(step) if step >= reached => {
-                format!("the state after step {step} was saved before")
-            }
-            Some(step) => format!(
-                "the state after step {reached} was not saved: the job continues from the checkpoint of step {step}, \
-                 so the steps since then, {}, are lost",
-                reached.0 - step.0
-            ),
-            None => format!(
-                "the state after step {reached} was not saved, and this job has saved none before"
-            ),
-        };
-        let reason = format!("{}; ranks did not stop in time, and {saved}", drain.reason);
-        self.end(now, Outcome::Drained { reason });
-    }
-
     /// Drains the job once its budget is used up.
     pub(super) fn check_budget(&mut self, now: Time) {
         if self.drain.is_some() || self.outcome().is_some() {

@@ -4,6 +4,7 @@ mod attachments;
 mod budget;
 mod divergence;
 mod edges;
+mod ending;
 mod evaluation;
 mod heartbeats;
 mod opening;
@@ -684,26 +685,6 @@ fn a_death_waits_for_a_disconnected_node_that_may_hold_the_newest_state() {
 }
 
 #[test]
-fn bad_input_ends_the_job() {
-    let mut engine = training(&[1, 1]);
-    let failure = Failure { class: Class::BadInput, message: "no such file".to_owned() };
-
-    let actions = report(&mut engine, at(10.0), 1, RankReport::Exited(failure.clone()));
-
-    let outcome = Outcome::Failed {
-        failure: Failure { message: "rank 1: no such file".to_owned(), ..failure },
-    };
-    assert_eq!(
-        actions,
-        [
-            Action::Persist(Record::Ended(outcome.clone())),
-            send(0, 1, Directive::Dismiss { outcome: outcome.clone() }),
-            send(1, 2, Directive::Dismiss { outcome }),
-        ]
-    );
-}
-
-#[test]
 fn backoffs_grow_until_the_restart_limit_ends_the_job() {
     let mut engine = training(&[1]);
     let mut pauses = Vec::new();
@@ -1242,7 +1223,7 @@ fn a_drain_that_takes_too_long_ends_the_job() {
 #[test]
 fn a_drain_that_takes_too_long_tells_how_many_steps_are_lost() {
     for (reached, expected) in [
-        (7, "the state after step 7 was saved before"),
+        (7, "the state after step 7 is saved"),
         (
             19,
             "the state after step 19 was not saved: the job continues from the checkpoint of step 7, so the steps \

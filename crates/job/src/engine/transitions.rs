@@ -1,7 +1,7 @@
 //! Transitions from one phase to the next: see the diagram in [`engine`](super).
 
 use super::{
-    Action, Engine, JobEventKind, Record, Recovery,
+    Engine, JobEventKind, Recovery,
     elastic::NodeChange,
     job_event::ranks_that,
     lifecycle::Phase,
@@ -9,7 +9,7 @@ use super::{
     opening::NodeChangeCause,
 };
 use crate::{
-    exit::{Class, Failure, Outcome, crash},
+    exit::{Failure, Outcome, crash},
     ids::NodeId,
     mesh_secret::MeshSecret,
     message::Directive,
@@ -182,7 +182,11 @@ impl Engine {
                 "{failures} generations ended without a new step, the last because {}",
                 failure.message
             );
-            return self.end(now, Outcome::Failed { failure: Failure { message, ..failure } });
+            let failure = Failure { message, ..failure };
+            if !self.begin_last_save(now, &failure) {
+                return self.end(now, Outcome::Failed { failure });
+            }
+            self.lifecycle.failures = 0;
         }
         self.begin_recovery(now, lost_at, &failure.message, false);
         self.quarantine_failing_nodes(now);
@@ -237,37 +241,5 @@ impl Engine {
         let phase = Phase::Detecting { world, until: now, lost_at, failure };
         self.lifecycle.set_phase(now, phase, cause);
         self.fail_once_losses_are_known(now);
-    }
-
-    // ---- end of the job ----
-
-    pub(super) fn end_when_all_done(&mut self, now: Time) {
-        let Some(outcome) = self.lifecycle.world().and_then(World::outcome) else { return };
-        self.end(now, outcome);
-    }
-
-    pub(super) fn end(&mut self, now: Time, outcome: Outcome) {
-        if self.outcome().is_some() {
-            return;
-        }
-        let outcome = self.accounting.limited(now, outcome);
-        self.end_pause(now);
-        self.drain = None;
-        self.lifecycle.opening = None;
-        self.actions.extend(self.recoveries.abandon(self.accounting.spent(now)));
-        self.actions.extend(self.accounting.persist(now));
-        self.actions.push(Action::Persist(Record::Ended(outcome.clone())));
-        self.publish(JobEventKind::Ended, format!("job {outcome}"));
-        let reason = outcome.to_string();
-        self.lifecycle.set_phase(now, Phase::Ended { outcome: outcome.clone() }, reason);
-        let nodes: Vec<NodeId> = self.nodes.keys().cloned().collect();
-        for node in nodes {
-            self.send(&node, Directive::Dismiss { outcome: outcome.clone() });
-        }
-    }
-
-    /// Ends the job because another coordinator has claimed its checkpoint store: nothing can be saved any more.
-    pub(super) fn taken_over(&mut self, now: Time, message: String) {
-        self.end(now, Outcome::Failed { failure: Failure { class: Class::TakenOver, message } });
     }
 }

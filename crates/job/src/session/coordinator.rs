@@ -22,7 +22,6 @@ impl Session {
             return;
         }
         self.connection = ConnectionState::Up;
-        self.retries = 0;
         self.final_report_deadline = None;
         let hello = Hello {
             node: self.node.clone(),
@@ -61,6 +60,8 @@ impl Session {
     }
 
     pub(super) fn handle_directive(&mut self, now: Time, directive: Directive) {
+        // Only now: a connection may be refused just after it was made.
+        self.retries = 0;
         if self.leaving.is_some() {
             return;
         }

@@ -470,7 +470,12 @@ fn reconnects_at_growing_intervals() {
     }
     assert_eq!(pauses, [100, 200, 400, 800, 1_600, 1_600]);
 
+    // A connection over which no directive came was refused.
     session.handle(now, Event::Connected);
+    session.handle(now, Event::Disconnected);
+    assert_eq!(session.deadline(), Some(now.after(Duration::from_millis(1_600))));
+    session.handle(now, Event::Connected);
+    session.handle(now, Event::Directive(Directive::Checkpoint { generation: Generation(1) }));
     session.handle(now, Event::Disconnected);
     assert_eq!(session.deadline(), Some(now.after(Duration::from_millis(100))));
 }

@@ -20,6 +20,13 @@ const FAULTS: &[(u32, &str, Fault)] = &[
     (1, "a rank finds bad input", |cluster| {
         cluster.with_process(|cluster, pid| cluster.end_process(pid, bad_input()));
     }),
+    (4, "a newcomer may find bad input", |cluster| {
+        cluster.with_process(|cluster, pid| {
+            if cluster.processes[pid].step.is_none() {
+                cluster.end_process(pid, bad_input());
+            }
+        });
+    }),
     (40, "a connection breaks", |cluster| {
         cluster.with_agent(|cluster, id| {
             if let Some(connection) = cluster.agents[id].connection {

@@ -114,8 +114,8 @@ impl Cluster {
                 self.facts.push(Fact::Persisted(record));
             }
             Action::Fence(generation) => return Some(self.fence(generation)),
-            Action::Send { attachment, directive, .. } => {
-                self.facts.push(Fact::DirectiveSent(directive.clone()));
+            Action::Send { node, attachment, directive } => {
+                self.facts.push(Fact::DirectiveSent(node, directive.clone()));
                 self.send_down(attachment, directive);
             }
             Action::Refuse { attachment, .. } => self.refuse(attachment),

@@ -1,6 +1,8 @@
 //! Facts about each event, for invariants and counts.
 
-use baton_job::{Generation, engine::Record, exit::Outcome, ids::LocalRank, message::Directive};
+use baton_job::{
+    Generation, NodeId, engine::Record, exit::Outcome, ids::LocalRank, message::Directive,
+};
 
 use crate::{agent::AgentId, process::Pid};
 
@@ -19,7 +21,7 @@ pub(crate) enum Fact {
     /// The store refused to raise the fence.
     FenceRefused(Generation),
     /// The coordinator sent a directive to an agent.
-    DirectiveSent(Directive),
+    DirectiveSent(NodeId, Directive),
     /// The coordinator crashed.
     CoordinatorCrashed,
     /// The coordinator was restarted from the journal.

@@ -50,6 +50,7 @@ const EXPECTED: &[(u64, &str)] = &[
     (2_000, "ended drained"),
     (400, "ended stopped"),
     (400, "ended by bad input"),
+    (40, "nodes sent away"),
     (20, "ended after too many failures"),
     (2_000, "ended diverged"),
     (800, "ended by a limit"),

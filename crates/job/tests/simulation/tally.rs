@@ -74,7 +74,12 @@ impl Tally {
             Fact::Stepped { .. } => self.count("steps"),
             Fact::Committed { .. } => self.count("commits"),
             Fact::CommitRefused => self.count("commits refused by the fence"),
-            Fact::DirectiveSent(Directive::Drain { .. }) => self.count("drains sent"),
+            Fact::DirectiveSent(_, Directive::Drain { .. }) => self.count("drains sent"),
+            Fact::DirectiveSent(_, Directive::Dismiss { .. })
+                if cluster.coordinator.status.outcome.is_none() =>
+            {
+                self.count("nodes sent away");
+            }
             Fact::Fault(name) => self.count(name),
             _ => {}
         }

@@ -217,6 +217,37 @@ fn ranks_with_different_data_do_not_train_together() {
 }
 
 #[test]
+fn a_newcomer_with_different_data_fails_alone_and_the_others_keep_their_state() {
+    let store = tempfile::tempdir().unwrap();
+    // The newcomers are rank 0 and 2: the ranks that hold the state decide, not the first.
+    let mut trainers = ["train", "val", "train"].map(|set| {
+        let data = format!("data.train='{}'", digits(set));
+        trainer_with(store.path().to_str().unwrap(), &[&data])
+    });
+    run_alone(&mut trainers[1], Generation(1), &Restore::default()).0.unwrap();
+    let reached = trainers[1].step();
+    assert!(reached > Some(Step(0)));
+
+    let ended = run_all(&mut trainers, Generation(2), &Restore::default());
+    let errors = ended.into_iter().map(|(ended, _)| ended.unwrap_err());
+    let failures: Vec<_> = errors.map(|error| (error.is_peer_loss(), error.failure())).collect();
+    for newcomer in [0, 2] {
+        let (survives, failure) = &failures[newcomer];
+        assert_eq!((*survives, failure.class), (false, baton_job::exit::Class::BadInput));
+        for expected in
+            ["360 samples in ", "on rank 1, 1437 samples", &format!("on rank {newcomer};")]
+        {
+            assert!(failure.message.contains(expected), "{failure:?}");
+        }
+        assert_eq!(trainers[newcomer].step(), None);
+    }
+    let (survives, failure) = &failures[1];
+    assert!(survives, "{failure:?}");
+    assert!(failure.message.starts_with("rank 0 cannot take part: "), "{failure:?}");
+    assert_eq!(trainers[1].step(), reached);
+}
+
+#[test]
 fn checkpoint_of_another_recipe_is_refused_with_the_difference_unless_changes_are_allowed() {
     let folder = tempfile::tempdir().unwrap();
     let location = folder.path().to_str().unwrap();

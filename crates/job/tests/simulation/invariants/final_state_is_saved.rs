@@ -1,13 +1,13 @@
-//! A completed job has its last step in the store. A job that was drained in time, by a request or its budget, has
-//! every valid step of its ranks in the store.
+//! A completed job has its last step in the store. A job that was drained in time, by a request or its budget, or that
+//! another try cannot help, has every valid step of its ranks in the store.
 
 use baton_job::{
-    engine::{PhaseName, Record},
-    exit::Outcome,
+    engine::{PhaseName, RankState, RankStatus, Record},
+    exit::{Class, Failure, Outcome},
 };
 
 use super::Invariant;
-use crate::{cluster::Cluster, fact::Fact};
+use crate::{cluster::Cluster, fact::Fact, process::Process};
 
 #[derive(Default)]
 pub(super) struct FinalStateIsSaved {
@@ -28,13 +28,22 @@ impl Invariant for FinalStateIsSaved {
                 return Err(format!("completed, but step {} is the last saved", self.newest));
             }
             Fact::Persisted(Record::Ended(
-                Outcome::Drained { reason } | Outcome::LimitReached { reason },
+                Outcome::Drained { reason }
+                | Outcome::LimitReached { reason }
+                | Outcome::Failed { failure: Failure { class: Class::BadInput, message: reason } },
             )) => {
+                let status = &cluster.coordinator.status_before;
+                let mut rollbacks =
+                    status.incidents.iter().filter_map(|incident| incident.rollback.as_ref());
+                // The state has diverged.
+                if rollbacks.any(|rollback| rollback.generation > status.generation) {
+                    return Ok(());
+                }
                 let in_time = !reason.contains("did not stop in time");
-                let steps = steps(cluster);
+                let steps = steps(cluster).max().unwrap_or_default();
                 if in_time && steps > self.newest {
                     return Err(format!(
-                        "drained at step {}, but a rank had step {steps}",
+                        "ended with step {}, but a rank had step {steps}",
                         self.newest
                     ));
                 }
@@ -45,20 +54,25 @@ impl Invariant for FinalStateIsSaved {
     }
 }
 
-/// The newest step of a healthy rank that the coordinator could reach.
-fn steps(cluster: &Cluster) -> u64 {
+/// The step of each healthy rank that the coordinator could reach and has seen to hold state.
+fn steps(cluster: &Cluster) -> impl Iterator<Item = u64> {
     let status = &cluster.coordinator.status_before;
-    if status.phase == PhaseName::Gathering {
-        // Too few ranks.
-        return 0;
-    }
     let attached = |node| status.nodes.iter().any(|known| known.attached && known.node == node);
+    let in_flight = |process: &Process| {
+        let is_it = |rank: &&RankStatus| {
+            let node = &cluster.agents[process.agent].node;
+            rank.node == *node && rank.local_rank == process.local_rank
+        };
+        let state = status.ranks.iter().find(is_it).map(|rank| rank.state);
+        process.state_of == status.generation && state == Some(RankState::Meeting)
+    };
+    // While ranks gather, they are too few.
     cluster
         .processes
         .iter()
+        .filter(|_| status.phase != PhaseName::Gathering)
         .filter(|process| process.is_healthy() && !process.ending)
-        .filter(|process| attached(cluster.agents[process.agent].node.clone()))
+        .filter(move |process| attached(cluster.agents[process.agent].node.clone()))
+        .filter(move |process| !in_flight(process))
         .filter_map(|process| cluster.good_step(process))
-        .max()
-        .unwrap_or_default()
 }

@@ -1,11 +1,12 @@
 //! A generation is not opened without a node that is the only one with the newest step, as long as its grace period
-//! lasts.
+//! lasts; and such a node is not sent away.
 
 use std::collections::BTreeMap;
 
 use baton_job::{
     NodeId, Time,
     engine::{PhaseName, Record},
+    message::Directive,
     plan::Placement,
 };
 
@@ -20,7 +21,7 @@ pub(super) struct NoNodeIsLeftBehind {
 
 impl Invariant for NoNodeIsLeftBehind {
     fn sentence(&self) -> &'static str {
-        "no node that alone has the newest step is left behind within its grace period"
+        "no node that alone has the newest step is left behind within its grace period, or sent away"
     }
 
     fn check(&mut self, cluster: &Cluster, fact: &Fact) -> Result<(), String> {
@@ -42,6 +43,17 @@ impl Invariant for NoNodeIsLeftBehind {
                 Ok(())
             }
             Fact::Persisted(Record::Opened { placements, .. }) => self.opened(cluster, placements),
+            Fact::DirectiveSent(node, Directive::Dismiss { .. })
+                if cluster.coordinator.status.outcome.is_none() =>
+            {
+                let steps = newest_step_on(cluster, node);
+                let others = cluster.agents.iter().filter(|agent| agent.node != *node);
+                match steps > others.filter_map(|agent| newest_step_on(cluster, &agent.node)).max()
+                {
+                    true => Err(format!("{node} is sent away with step {steps:?}")),
+                    false => Ok(()),
+                }
+            }
             _ => Ok(()),
         }
     }

@@ -20,7 +20,7 @@ impl Invariant for PersistComesFirst {
         "everything that a peer sees was persisted before"
     }
 
-    fn check(&mut self, _: &Cluster, fact: &Fact) -> Result<(), String> {
+    fn check(&mut self, cluster: &Cluster, fact: &Fact) -> Result<(), String> {
         match fact {
             Fact::Persisted(Record::Opened { generation, .. }) => {
                 let again = *generation == self.opened && self.refused == self.opened;
@@ -33,7 +33,7 @@ impl Invariant for PersistComesFirst {
             Fact::Persisted(Record::Ended(_)) => self.ended = true,
             Fact::FenceRefused(generation) => self.refused = *generation,
             Fact::FenceRaised(generation) => self.fenced = *generation,
-            Fact::DirectiveSent(Directive::Launch(launch)) => {
+            Fact::DirectiveSent(_, Directive::Launch(launch)) => {
                 let generation = launch.generation;
                 if generation > self.opened {
                     return Err(format!(
@@ -44,8 +44,13 @@ impl Invariant for PersistComesFirst {
                     return Err(format!("launch of generation {generation} before its fence"));
                 }
             }
-            Fact::DirectiveSent(Directive::Dismiss { outcome }) if !self.ended => {
-                return Err(format!("dismissal ({outcome}) before the end was persisted"));
+            Fact::DirectiveSent(node, Directive::Dismiss { outcome }) if !self.ended => {
+                // Unless only this node is sent away.
+                let status = &cluster.coordinator.status;
+                let is_known = status.nodes.iter().any(|known| known.node == *node);
+                if is_known || status.outcome.is_some() {
+                    return Err(format!("dismissal ({outcome}) before the end was persisted"));
+                }
             }
             _ => {}
         }

@@ -1,0 +1,142 @@
+//! The end of the job.
+//!
+//! A failure that another try would repeat ends the job. If ranks hold state that no checkpoint has, they form one last
+//! generation first, as many as there are, and save it. A node that joined and only now shows that it cannot take part
+//! ends nothing: the job sends it away.
+
+use super::{
+    Action, DrainStatus, Engine, JobEventKind, Record,
+    lifecycle::Phase,
+    membership::{Member, World},
+};
+use crate::{
+    exit::{Class, Failure, Outcome, crash},
+    ids::{NodeId, Rank},
+    message::Directive,
+    time::Time,
+};
+
+impl Engine {
+    /// Handles a rank whose process ended for a reason that another try would repeat.
+    pub(super) fn failed_for_good(&mut self, now: Time, rank: Rank, failure: Failure) {
+        if let Some(node) = self.dispensable_node(rank, &failure) {
+            return self.dismiss(now, &node, failure);
+        }
+        self.record_state(rank, false);
+        match self.fails_with.is_some() || self.begin_last_save(now, &failure) {
+            true => self.lost(now, &[rank], Member::Gone, crash(failure.message)),
+            false => self.end(now, Outcome::Failed { failure }),
+        }
+    }
+
+    /// The node of this rank, if it has brought no state and the others, which have some, are enough.
+    fn dispensable_node(&self, rank: Rank, failure: &Failure) -> Option<NodeId> {
+        let world = self.lifecycle.world()?;
+        let node = &world.placement_of(rank)?.node;
+        let others_hold_state = self.nodes.values().any(|state| !state.holders.is_empty());
+        let is_dispensable = failure.class == Class::BadInput
+            && self.nodes.get(node).is_some_and(|state| state.holders.is_empty())
+            && others_hold_state
+            && self.nodes.is_enough_without(node, &self.policy);
+        is_dispensable.then(|| node.clone())
+    }
+
+    /// Sends a node away whose ranks would fail again; the others go on.
+    fn dismiss(&mut self, now: Time, node: &NodeId, failure: Failure) {
+        let text =
+            format!("node {node} is sent away, and training continues without it: {failure}");
+        self.publish(JobEventKind::NodeLeaves, text);
+        let message = failure.message.clone();
+        self.send(node, Directive::Dismiss { outcome: Outcome::Failed { failure } });
+        self.nodes.remove(node);
+        self.lost_node(now, node, crash(message));
+    }
+
+    /// Begins to save what ranks hold, before the job ends with `failure`; false if there is nothing to save. Ranks may
+    /// have made steps that they have not reported yet.
+    pub(super) fn begin_last_save(&mut self, now: Time, failure: &Failure) -> bool {
+        let holds_state =
+            self.nodes.values().any(|node| node.is_attached() && !node.holders.is_empty());
+        let is_valid = !matches!(failure.class, Class::Diverged | Class::TakenOver)
+            && !self.divergences.is_rollback_due(self.lifecycle.generation);
+        if self.fails_with.is_some() || !is_valid || !holds_state {
+            return false;
+        }
+        self.end_pause(now);
+        self.fails_with = Some(failure.clone());
+        let text = format!("saving what the other ranks hold before the job ends: {failure}");
+        self.publish(JobEventKind::Draining, text);
+        let until = now.after(self.policy.drain);
+        let reason = failure.message.clone();
+        self.drain.get_or_insert_with(|| DrainStatus::new(reason, now, until));
+        true
+    }
+
+    /// Ends a drain that takes too long.
+    pub(super) fn expire_drain(&mut self, now: Time) {
+        let Some(drain) = self.drain.take_if(|drain| drain.until <= now) else { return };
+        let saved = format!("ranks did not stop in time, and {}", self.saved_state());
+        let outcome = match self.fails_with.take() {
+            Some(failure) => failed(failure, &saved),
+            None => Outcome::Drained { reason: format!("{}; {saved}", drain.reason) },
+        };
+        self.end(now, outcome);
+    }
+
+    /// Whether the state that training has reached is in the store, as text.
+    fn saved_state(&self) -> String {
+        let reached = self.results.reached;
+        match self.results.commit.as_ref().map(|commit| commit.step) {
+            Some(step) if step >= reached => {
+                format!("the state after step {step} is saved")
+            }
+            Some(step) => format!(
+                "the state after step {reached} was not saved: the job continues from the checkpoint of step {step}, \
+                 so the steps since then, {}, are lost",
+                reached.0 - step.0
+            ),
+            None => format!(
+                "the state after step {reached} was not saved, and this job has saved none before"
+            ),
+        }
+    }
+
+    pub(super) fn end_when_all_done(&mut self, now: Time) {
+        let Some(outcome) = self.lifecycle.world().and_then(World::outcome) else { return };
+        self.end(now, outcome);
+    }
+
+    pub(super) fn end(&mut self, now: Time, outcome: Outcome) {
+        if self.outcome().is_some() {
+            return;
+        }
+        let outcome = match (outcome, self.fails_with.take()) {
+            (Outcome::Drained { .. }, Some(failure)) => failed(failure, &self.saved_state()),
+            (outcome, _) => self.accounting.limited(now, outcome),
+        };
+        self.end_pause(now);
+        self.drain = None;
+        self.lifecycle.opening = None;
+        self.actions.extend(self.recoveries.abandon(self.accounting.spent(now)));
+        self.actions.extend(self.accounting.persist(now));
+        self.actions.push(Action::Persist(Record::Ended(outcome.clone())));
+        self.publish(JobEventKind::Ended, format!("job {outcome}"));
+        let reason = outcome.to_string();
+        self.lifecycle.set_phase(now, Phase::Ended { outcome: outcome.clone() }, reason);
+        let nodes: Vec<NodeId> = self.nodes.keys().cloned().collect();
+        for node in nodes {
+            self.send(&node, Directive::Dismiss { outcome: outcome.clone() });
+        }
+    }
+
+    /// Ends the job because another coordinator has claimed its checkpoint store: nothing can be saved any more.
+    pub(super) fn taken_over(&mut self, now: Time, message: String) {
+        self.end(now, Outcome::Failed { failure: Failure { class: Class::TakenOver, message } });
+    }
+}
+
+/// A failure after which ranks tried to save what they held.
+fn failed(failure: Failure, saved: &str) -> Outcome {
+    let message = format!("{failure}; {saved}");
+    Outcome::Failed { failure: Failure { message, ..failure } }
+}
