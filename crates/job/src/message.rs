@@ -269,15 +269,16 @@ pub struct RunningRanks {
 impl RunningRanks {
     /// The ranks that may hold state.
     pub(crate) fn holders(&self) -> impl Iterator<Item = Rank> {
-        let holds_state = |phase: &RankPhase| match phase {
+        let may_hold = |phase: &RankPhase| match phase {
             RankPhase::Ready { step, .. } => step.is_some(),
-            RankPhase::Training | RankPhase::Waiting => true,
             RankPhase::Joining
             | RankPhase::Meeting
-            | RankPhase::Diverged(_)
-            | RankPhase::Done { .. } => false,
+            | RankPhase::Training
+            | RankPhase::Waiting
+            | RankPhase::Diverged(_) => true,
+            RankPhase::Done { .. } => false,
         };
-        self.ranks.iter().filter(move |(_, phase)| holds_state(phase)).map(|(rank, _)| *rank)
+        self.ranks.iter().filter(move |(_, phase)| may_hold(phase)).map(|(rank, _)| *rank)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Assignment of ranks to nodes and of virtual ranks to ranks, and the subtrees that each rank sums locally.
 
-use std::ops::Range;
+use std::{collections::BTreeSet, ops::Range};
 
 use serde::{Deserialize, Serialize};
 
@@ -17,6 +17,8 @@ pub struct Offer {
     pub node: NodeId,
     /// Number of ranks that it can run.
     pub slots: u32,
+    /// Local ranks whose processes hold state.
+    pub holders: BTreeSet<LocalRank>,
 }
 
 /// Position of one rank: its node, and its slot there.
@@ -32,20 +34,27 @@ pub struct Placement {
 
 /// Assigns as many ranks to nodes as fit, at most `max_ranks`; `None` if fewer than `min_ranks` fit.
 ///
-/// Ranks are contiguous on each node, so that neighbours in a collective share a machine. Nodes are sorted by
+/// If there are too many, processes that hold state come first, so that no step is lost, then other slots of their
+/// nodes. Ranks are contiguous on each node, so that neighbours in a collective share a machine. Nodes are sorted by
 /// name, so that the same nodes always get the same ranks.
 #[must_use]
 pub fn place_ranks(offers: &[Offer], min_ranks: u32, max_ranks: u32) -> Option<Vec<Placement>> {
-    let mut offers = offers.to_vec();
-    offers.sort_by(|a, b| a.node.cmp(&b.node));
     let slots = offers
         .iter()
-        .flat_map(|offer| (0..offer.slots).map(|local| (offer.node.clone(), LocalRank(local))));
-    let placed: Vec<Placement> = (0..max_ranks)
-        .zip(slots)
-        .map(|(rank, (node, local_rank))| Placement { rank: Rank(rank), node, local_rank })
-        .collect();
-    (placed.len() >= min_ranks as usize).then_some(placed)
+        .flat_map(|offer| (0..offer.slots).map(move |local| (offer, LocalRank(local))));
+    let mut slots: Vec<(&Offer, LocalRank)> = slots.collect();
+    slots.sort_by_key(|(offer, local)| {
+        (!offer.holders.contains(local), offer.holders.is_empty(), &offer.node, *local)
+    });
+    slots.truncate(max_ranks as usize);
+    slots.sort_by_key(|(offer, local)| (&offer.node, *local));
+    let place = |(rank, (offer, local_rank)): (u32, (&Offer, LocalRank))| Placement {
+        rank: Rank(rank),
+        node: offer.node.clone(),
+        local_rank,
+    };
+    let is_enough = slots.len() >= min_ranks as usize;
+    is_enough.then(|| (0..).zip(slots).map(place).collect())
 }
 
 /// The virtual ranks that `rank` of `world_size` runs: one contiguous block per rank. If the numbers do not
@@ -122,14 +131,35 @@ mod tests {
     use super::*;
 
     fn offers(slots: &[u32]) -> Vec<Offer> {
-        let named =
-            |(i, &slots): (usize, &u32)| Offer { node: NodeId(format!("node{i:02}")), slots };
+        let named = |(i, &slots): (usize, &u32)| Offer {
+            node: NodeId(format!("node{i:02}")),
+            slots,
+            holders: BTreeSet::new(),
+        };
         slots.iter().enumerate().map(named).collect()
     }
 
     #[test]
     fn too_few_slots_give_no_placement() {
         assert_eq!(place_ranks(&offers(&[2, 1]), 4, 8), None);
+    }
+
+    #[test]
+    fn processes_that_hold_state_come_first_and_then_other_slots_of_their_nodes() {
+        let mut given = offers(&[4, 4, 4]);
+        given[1].holders = [LocalRank(3)].into();
+        given[2].holders = [LocalRank(0), LocalRank(1)].into();
+        let places = |max_ranks| -> Vec<String> {
+            let placed = place_ranks(&given, 0, max_ranks).unwrap();
+            placed.iter().map(|p| format!("{} {}/{}", p.rank, p.node, p.local_rank)).collect()
+        };
+        assert_eq!(places(3), ["0 node01/3", "1 node02/0", "2 node02/1"]);
+        assert_eq!(
+            places(5),
+            ["0 node01/0", "1 node01/1", "2 node01/3", "3 node02/0", "4 node02/1"]
+        );
+        assert_eq!(places(9).last().unwrap(), "8 node02/3");
+        assert_eq!(places(9)[0], "0 node00/0");
     }
 
     #[test]

@@ -30,23 +30,23 @@ impl Engine {
         let mut new = Node::new(attachment, now, slots);
         new.has_run_ranks = running.is_some();
         let holders: Vec<Rank> = running.iter().flat_map(RunningRanks::holders).collect();
-        let is_in_world =
-            running.as_ref().is_some_and(|held| held.generation == self.lifecycle.generation)
-                && self.lifecycle.world().is_some_and(|world| world.includes(&node));
-        if !holders.is_empty() && !is_in_world {
-            // Which of its processes hold state is no longer known.
-            new.holders = (0..slots).map(LocalRank).collect();
+        let generation = self.lifecycle.generation;
+        let held = running.filter(|held| held.generation == generation);
+        // A node without ranks in the generation ends its processes.
+        let is_in_world = self.lifecycle.world().is_none_or(|world| world.includes(&node));
+        let knows_ranks = held.is_some() && self.lifecycle.world().is_some();
+        if !holders.is_empty() && is_in_world && !knows_ranks {
+            // Which of its processes hold state is no longer known, only how many.
+            new.holders = (0..slots).take(holders.len()).map(LocalRank).collect();
         }
         let before = self.nodes.insert(node.clone(), new);
         if let (Some(old), Some(state)) = (&before, self.nodes.get_mut(&node)) {
             // A new agent on the same machine does not remove the cause of the failures.
             (state.failures, state.quarantined_until) = (old.failures, old.quarantined_until);
-            if is_in_world {
+            if is_in_world && knows_ranks {
                 state.holders.clone_from(&old.holders);
             }
         }
-        let generation = self.lifecycle.generation;
-        let held = running.filter(|held| held.generation == generation);
         match before {
             Some(old) if old.is_attached() => {
                 let reason = format!(

@@ -118,8 +118,9 @@ impl Nodes {
     /// Leaving nodes that run no ranks of `world` and can be released, each with the reason.
     pub(super) fn releasable_nodes(&self, world: Option<&World>) -> Vec<(NodeId, String)> {
         let has_ranks = |node: &NodeId| world.is_some_and(|world| world.includes(node));
+        let last_holder = self.last_holder().map(|offer| offer.node);
         self.iter()
-            .filter(|(node, _)| !has_ranks(node))
+            .filter(|(node, _)| !has_ranks(node) && last_holder.as_ref() != Some(*node))
             .filter_map(|(node, state)| Some((node.clone(), state.departure.clone()?.reason)))
             .collect()
     }

@@ -54,6 +54,10 @@ pub(super) struct LastAgentHeartbeat {
 }
 
 impl Node {
+    fn offer(&self, id: &NodeId, slots: u32) -> Offer {
+        Offer { node: id.clone(), slots, holders: self.holders.clone() }
+    }
+
     pub(super) fn new(attachment: Attachment, attached_at: Time, slots: u32) -> Self {
         Self {
             attachment,
@@ -129,15 +133,29 @@ impl Nodes {
     }
 
     pub(super) fn offers(&self, filter: impl Fn(&Node) -> bool) -> Vec<Offer> {
-        let offer = |(id, node): (&NodeId, &Node)| Offer { node: id.clone(), slots: node.slots };
-        self.available(filter).map(offer).collect()
+        self.available(filter).map(|(id, node)| node.offer(id, node.slots)).collect()
     }
 
-    /// Whether the other nodes can run enough ranks without this one.
+    /// A leaving node that must run a rank until others have its state, because none that stays has any: that rank.
+    pub(super) fn last_holder(&self) -> Option<Offer> {
+        let state_stays = |(_, node): (&NodeId, &Node)| !node.holders.is_empty();
+        if self.available(|node| node.departure.is_none()).any(state_stays) {
+            return None;
+        }
+        let mut leaving = self.available(|node| node.departure.is_some());
+        leaving.find_map(|(id, node)| Some(node.offer(id, node.holders.first()?.0 + 1)))
+    }
+
+    /// Whether the other nodes can run enough ranks without this one. If it alone holds state, it must be able to hand it
+    /// over: for that, it and another node run ranks of one generation.
     pub(super) fn is_enough_without(&self, node: &NodeId, policy: &Policy) -> bool {
         let mut offers = self.offers(|state| state.departure.is_none());
         offers.retain(|offer| offer.node != *node);
-        place_ranks(&offers, policy.min_ranks, policy.max_ranks).is_some()
+        let holds_state = self.get(node).is_some_and(|state| !state.holders.is_empty());
+        let must_hand_over = holds_state && offers.iter().all(|offer| offer.holders.is_empty());
+        let can_hand_over = policy.max_ranks > 1;
+        (can_hand_over || !must_hand_over)
+            && place_ranks(&offers, policy.min_ranks, policy.max_ranks).is_some()
     }
 
     /// Nodes whose time to reconnect is over.
@@ -185,6 +203,19 @@ impl Nodes {
             true => node.holders.insert(placement.local_rank),
             false => node.holders.remove(&placement.local_rank),
         };
+    }
+
+    /// Ends warm-ups, and forgets the state of processes that have no rank in `world`, on nodes that get its launch and
+    /// so end them.
+    pub(super) fn begin_generation(&mut self, launched: &BTreeSet<NodeId>, world: &World) {
+        self.wakes_at = None;
+        for (id, node) in &mut self.all {
+            node.warm_up = None;
+            if launched.contains(id) {
+                let ranks = world.ranks_of(id);
+                node.holders.retain(|local| ranks.iter().any(|(_, other)| other == local));
+            }
+        }
     }
 
     /// Ranks for the processes that hold state, on attached nodes, at most `max_ranks`.

@@ -79,7 +79,10 @@ impl Engine {
         let (slots, min_ranks) = (self.nodes.slots(can_run_ranks), self.policy.min_ranks);
         // Counted before ranks are placed: while thousands of nodes attach, this runs once for each of them.
         let can_open = slots >= min_ranks || self.fails_with.is_some();
-        let offers = if can_open { self.nodes.offers(can_run_ranks) } else { Vec::new() };
+        let mut offers = if can_open { self.nodes.offers(can_run_ranks) } else { Vec::new() };
+        if all_hold_state {
+            offers.extend(self.nodes.last_holder());
+        }
         let placements = match &self.fails_with {
             None => place_ranks(&offers, min_ranks, self.policy.max_ranks),
             Some(_) => {
@@ -136,8 +139,8 @@ impl Engine {
         let until = now.after(self.policy.rendezvous);
         let reason = format!("waiting for {} to start", ranks(size));
         self.lifecycle.set_phase(now, Phase::Forming { world, until }, reason);
-        for node in self.nodes.values_mut() {
-            node.warm_up = None;
+        if let Some(world) = self.lifecycle.world() {
+            self.nodes.begin_generation(&nodes, world);
         }
         let hanging = std::mem::take(&mut self.lifecycle.hanging);
         for node in nodes {

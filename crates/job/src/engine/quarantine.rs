@@ -5,6 +5,7 @@ use std::time::Duration;
 use super::{
     membership::{Member, World},
     nodes::{Node, Nodes},
+    policy::Policy,
 };
 use crate::{
     ids::{NodeId, Rank},
@@ -54,21 +55,24 @@ impl Nodes {
         }
     }
 
-    /// Nodes that failed too often, except a node that holds the only state of `world`.
-    pub(super) fn failing(&self, world: &World) -> Vec<NodeId> {
+    /// A node that failed too often and can be spared: the others are enough, and one of them has reported in `world` that
+    /// it holds state, unless this one holds none.
+    pub(super) fn failing(&self, world: &World, policy: &Policy) -> Option<NodeId> {
         let holds = |member: &Member| {
             matches!(member, Member::Lost | Member::Started | Member::Ready { step: Some(_), .. })
         };
-        let holder_among = |filter: &dyn Fn(&NodeId) -> bool| {
-            world.members().any(|(placement, member)| holds(member) && filter(&placement.node))
-        };
-        self.iter()
-            .filter(|(_, state)| state.is_failing() && state.quarantined_until.is_none())
-            .filter(|(node, _)| {
-                !holder_among(&|other| other == *node) || holder_among(&|other| other != *node)
+        let can_take_part = |node| self.get(node).is_some_and(Node::can_take_part);
+        let others_hold_state = |node: &NodeId| {
+            let mut members = world.members();
+            members.any(|(placement, member)| {
+                placement.node != *node && holds(member) && can_take_part(&placement.node)
             })
+        };
+        let failing = self.iter().filter(|(_, state)| state.is_failing() && state.can_take_part());
+        failing
+            .filter(|(node, state)| state.holders.is_empty() || others_hold_state(node))
             .map(|(node, _)| node.clone())
-            .collect()
+            .find(|node| self.is_enough_without(node, policy))
     }
 
     /// Quarantines a node; returns the text to publish.
@@ -85,9 +89,9 @@ impl Nodes {
         ))
     }
 
-    /// Ends all quarantines of attached nodes; returns whether there were any.
-    pub(super) fn end_all_quarantines(&mut self) -> bool {
-        self.end_quarantines_of(|node, _| node.is_attached())
+    /// Ends the quarantines of attached nodes that hold state; returns whether there were any.
+    pub(super) fn end_quarantines_of_holders(&mut self) -> bool {
+        self.end_quarantines_of(|node, _| node.is_attached() && !node.holders.is_empty())
     }
 
     /// Ends the quarantines whose time is over; returns whether there were any.

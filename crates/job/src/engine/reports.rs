@@ -65,7 +65,9 @@ impl Engine {
             RankReport::Ready { address, step } => {
                 self.advance(step);
                 self.results.reached = self.results.reached.max(step.unwrap_or_default());
-                self.record_state(rank, step.is_some());
+                if matches!(self.lifecycle.phase, Phase::Forming { .. }) {
+                    self.record_state(rank, step.is_some());
+                }
                 if let Phase::Forming { world, .. } = &mut self.lifecycle.phase {
                     world.set_ready(now, rank, address, step);
                     self.begin_when_all_ready(now);
@@ -160,14 +162,25 @@ impl Engine {
             self.lifecycle.began_with = Some(text.clone());
             self.publish_at(JobEventKind::TrainingStarted, Some(progress.step), text);
         }
-        self.record_state(rank, true);
+        self.state_is_shared();
         if let Some(world) = self.lifecycle.world_mut() {
             world.set(rank, Member::Started);
         }
         self.train_when_all_started(now);
     }
 
+    /// Records that all ranks have the state, as the first of them trains: they get it together, and the reports of the
+    /// others may be late.
+    fn state_is_shared(&mut self) {
+        if let Some(world) = self.lifecycle.world().filter(|world| !world.has(MemberKind::Started))
+        {
+            let alive = world.members().filter(|(_, member)| **member != Member::Gone);
+            alive.for_each(|(placement, _)| self.nodes.record_state(placement, true));
+        }
+    }
+
     fn stepped(&mut self, now: Time, report: StepReport) {
+        self.state_is_shared();
         self.advance(Some(report.step));
         self.results.reached = report.step;
         let (generation, spent) = (self.lifecycle.generation, self.accounting.spent(now));

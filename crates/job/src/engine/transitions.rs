@@ -23,8 +23,7 @@ impl Engine {
         let Phase::Forming { world, .. } = &mut self.lifecycle.phase else { return };
         let Some(peers) = world.begin() else { return };
         let holds_state = world.holds_state();
-        if !holds_state && self.nodes.end_all_quarantines() {
-            // Quarantined nodes may hold state.
+        if !holds_state && self.nodes.end_quarantines_of_holders() {
             return self.open(now);
         }
         if let Some(drain) = self.drain.as_ref().filter(|_| !holds_state) {
@@ -200,11 +199,10 @@ impl Engine {
 
     /// Quarantines nodes that failed too often, if the other nodes are enough and no state is lost.
     fn quarantine_failing_nodes(&mut self, now: Time) {
-        let Phase::Detecting { world, .. } = &self.lifecycle.phase else { return };
-        for node in self.nodes.failing(world) {
-            if self.nodes.is_enough_without(&node, &self.policy) {
-                self.quarantine(now, &node);
-            }
+        while let Phase::Detecting { world, .. } = &self.lifecycle.phase
+            && let Some(node) = self.nodes.failing(world, &self.policy)
+        {
+            self.quarantine(now, &node);
         }
     }
 

@@ -22,7 +22,7 @@ impl Session {
             return;
         }
         self.connection = ConnectionState::Up;
-        self.final_report_deadline = None;
+        self.answered = false;
         let hello = Hello {
             node: self.node.clone(),
             slots: u32::try_from(self.slots.len()).unwrap_or(u32::MAX),
@@ -60,11 +60,10 @@ impl Session {
     }
 
     pub(super) fn handle_directive(&mut self, now: Time, directive: Directive) {
-        // Only now: a connection may be refused just after it was made.
-        self.retries = 0;
         if self.leaving.is_some() {
             return;
         }
+        let stale_before = self.stale_messages;
         match directive {
             Directive::Launch(launch) if launch.generation > self.generation => {
                 self.launch(now, launch)
@@ -97,6 +96,10 @@ impl Session {
             Directive::Dismiss { outcome } => self.leave(now, outcome),
             _ => self.stale_messages += 1,
         }
+        if self.stale_messages == stale_before {
+            // Only now: a connection may be refused just after it was made, or nobody may read what is sent.
+            (self.answered, self.retries, self.final_report_deadline) = (true, 0, None);
+        }
     }
 
     pub(super) fn launch(&mut self, now: Time, launch: Launch) {
@@ -108,7 +111,6 @@ impl Session {
             self.pause = launch.pause;
         }
         let paused = self.pause.paused;
-        self.final_report_deadline = None;
         for (local_rank, assignment) in self.assignments(&launch) {
             let hangs = launch.replace.contains(&local_rank);
             let kill_at = now.after(self.policy.kill_after);

@@ -108,7 +108,7 @@ impl Session {
         if let Some(outcome) = self.leaving.clone().filter(|_| empty) {
             self.exited = true;
             self.actions.push(Action::Exit(outcome));
-        } else if self.connection != ConnectionState::Up
+        } else if !(self.connection == ConnectionState::Up && self.answered)
             && self.final_report_deadline.is_none()
             && self.common_outcome().is_some()
         {

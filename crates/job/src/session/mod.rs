@@ -61,6 +61,8 @@ pub struct Session {
     node: NodeId,
     slots: Vec<Slot>,
     connection: ConnectionState,
+    /// Whether a directive has come over this connection.
+    answered: bool,
     retries: u32,
     generation: Generation,
     /// Whether training is paused until it is resumed.
@@ -100,6 +102,7 @@ impl Session {
             node,
             slots: (0..slots).map(|_| Slot::default()).collect(),
             connection: ConnectionState::Down { retry_at: Time(0) },
+            answered: false,
             retries: 0,
             generation: Generation(0),
             pause: PauseState::default(),

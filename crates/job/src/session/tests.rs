@@ -475,7 +475,7 @@ fn reconnects_at_growing_intervals() {
     session.handle(now, Event::Disconnected);
     assert_eq!(session.deadline(), Some(now.after(Duration::from_millis(1_600))));
     session.handle(now, Event::Connected);
-    session.handle(now, Event::Directive(Directive::Checkpoint { generation: Generation(1) }));
+    session.handle(now, Event::Directive(Directive::HeartbeatAck { number: 1 }));
     session.handle(now, Event::Disconnected);
     assert_eq!(session.deadline(), Some(now.after(Duration::from_millis(100))));
 }
@@ -714,6 +714,7 @@ fn agent_stays_when_all_ranks_are_done_and_the_coordinator_comes_back() {
     exit(&mut session, at(11.1), 0);
 
     session.handle(at(12.0), Event::Connected);
+    session.handle(at(12.1), Event::Directive(Directive::HeartbeatAck { number: 1 }));
 
     assert_eq!(session.deadline(), None);
 }
@@ -824,6 +825,21 @@ fn departing_node_drains_without_a_coordinator() {
     session.handle(at(10.1), Event::Tick);
     reports(&mut session, at(11.0), 0, done(drained()));
     exit(&mut session, at(11.1), 0);
+    assert_eq!(session.handle(at(21.0), Event::Tick), [Action::Exit(drained())]);
+}
+
+#[test]
+fn departing_node_leaves_although_a_coordinator_that_never_answers_accepts_its_connection() {
+    let mut session = disconnected(1);
+    session.handle(at(10.05), shutdown_signal());
+    session.handle(at(10.1), Event::Tick);
+    session.handle(at(10.2), Event::Connected);
+    reports(&mut session, at(11.0), 0, done(drained()));
+    exit(&mut session, at(11.1), 0);
+    session.handle(at(20.3), Event::Disconnected);
+    session.handle(at(20.4), Event::Tick);
+    session.handle(at(20.5), Event::Connected);
+
     assert_eq!(session.handle(at(21.0), Event::Tick), [Action::Exit(drained())]);
 }
 

@@ -35,6 +35,7 @@ const MAX_LOG_LINES: usize = 150;
 /// An event of the simulation.
 pub(crate) enum SimEvent {
     Connected(ConnectionId),
+    AgentHeartbeat(ConnectionId),
     Up(ConnectionId, AgentReport),
     Down(ConnectionId, Directive),
     AgentNotices(ConnectionId),
@@ -163,6 +164,7 @@ impl Cluster {
     fn handle_event(&mut self, event: SimEvent) {
         match event {
             SimEvent::Connected(id) => self.connected(id),
+            SimEvent::AgentHeartbeat(id) => self.agent_heartbeat(id),
             SimEvent::Up(id, report) => self.up(id, report),
             SimEvent::Down(id, directive) => self.down(id, directive),
             SimEvent::AgentNotices(id) => self.agent_notices(id),

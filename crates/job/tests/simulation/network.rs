@@ -3,6 +3,8 @@
 //! Each end detects a broken connection at a different time, and messages in flight may still arrive. So messages of an
 //! old connection can arrive after a new one was opened.
 
+use std::time::Duration;
+
 use baton_job::{
     engine,
     ids::Attachment,
@@ -16,6 +18,9 @@ use crate::{
     cluster::{Cluster, SimEvent},
     plan::NetworkFaults,
 };
+
+/// Time of an agent's first heartbeat over a connection.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Index of a connection.
 pub(crate) type ConnectionId = usize;
@@ -62,6 +67,14 @@ impl Cluster {
     pub(crate) fn connected(&mut self, id: ConnectionId) {
         if self.connections[id].is_open && self.is_current(id) {
             self.drive(self.connections[id].agent, session::Event::Connected);
+            self.schedule(self.now.after(HEARTBEAT_INTERVAL), SimEvent::AgentHeartbeat(id));
+        }
+    }
+
+    /// The first heartbeat over a connection; its answer shows that somebody reads what the agent sends.
+    pub(crate) fn agent_heartbeat(&mut self, id: ConnectionId) {
+        if self.connections[id].is_open && self.is_current(id) {
+            self.drive(self.connections[id].agent, session::Event::MachineStats(None));
         }
     }
 

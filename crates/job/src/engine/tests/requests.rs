@@ -35,7 +35,7 @@ notice, enough nodes stay while paused: opens a generation, ranks start paused, 
 notice, enough nodes stay while draining: -; then -
 notice, enough nodes stay while rolling back: -; then opens a generation, the node is released
 notice, enough nodes stay while detecting: -; then opens a generation, the node is released
-notice, enough nodes stay while backoff: the node is released; then opens a generation, the node is released
+notice, enough nodes stay while backoff: -; then opens a generation, the node is released
 notice, enough nodes stay while reattaching: refused
 notice, enough nodes stay while ended: refused
 pause while gathering: -; then opens a generation, ranks start paused

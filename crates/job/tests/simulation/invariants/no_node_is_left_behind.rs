@@ -1,5 +1,6 @@
-//! A generation is not opened without a node that is the only one with the newest step, as long as its grace period
-//! lasts; and such a node is not sent away.
+//! A generation is not opened without a node that is the only one with the newest step, even if there are more nodes
+//! than the job may use, and, if the node is disconnected, as long as its grace period lasts. Such a node is not sent
+//! away.
 
 use std::collections::BTreeMap;
 
@@ -17,6 +18,8 @@ use crate::{cluster::Cluster, fact::Fact};
 pub(super) struct NoNodeIsLeftBehind {
     /// Nodes of the running generation that are away, with the time since when.
     away: BTreeMap<NodeId, Time>,
+    /// The last step that was saved.
+    saved: u64,
 }
 
 impl Invariant for NoNodeIsLeftBehind {
@@ -43,6 +46,27 @@ impl Invariant for NoNodeIsLeftBehind {
                 Ok(())
             }
             Fact::Persisted(Record::Opened { placements, .. }) => self.opened(cluster, placements),
+            Fact::Committed { step, .. } => {
+                self.saved = *step;
+                Ok(())
+            }
+            // Its processes end, although it has run ranks until now. Other launches go to nodes that came too late.
+            Fact::DirectiveSent(node, Directive::Launch(launch))
+                if launch.ranks.is_empty()
+                    && cluster.coordinator.status_before.generation < launch.generation
+                    && had_ranks(cluster, node) =>
+            {
+                let (step, ranks) =
+                    (newest_step_on(cluster, node), &cluster.coordinator.status.ranks);
+                let newest =
+                    ranks.iter().filter_map(|rank| newest_step_on(cluster, &rank.node)).max();
+                // Ranks are at most one step apart, and the last one may not have been reported.
+                match step.is_some_and(|step| step > newest.unwrap_or_default().max(self.saved) + 1)
+                {
+                    true => Err(format!("{node} has step {step:?}, others {newest:?}")),
+                    false => Ok(()),
+                }
+            }
             Fact::DirectiveSent(node, Directive::Dismiss { .. })
                 if cluster.coordinator.status.outcome.is_none() =>
             {
@@ -82,6 +106,11 @@ impl NoNodeIsLeftBehind {
         }
         Ok(())
     }
+}
+
+/// Whether the last generation, if there was one, had ranks on a node.
+fn had_ranks(cluster: &Cluster, node: &NodeId) -> bool {
+    cluster.coordinator.status_before.ranks.iter().any(|rank| rank.node == *node)
 }
 
 /// The newest step of healthy ranks on a node whose agent runs.
