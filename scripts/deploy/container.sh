@@ -383,7 +383,7 @@ inside() {
     until_ok run_in coordinator "${looks[@]}" baton-health ||
         fail "the coordinator does not get healthy; its log:" "$(cat "$space/coordinator.log")"
     until_ok run_in agent "${agent[@]}" baton-health || fail "the agent does not get healthy:" "$(cat "$space/agent.log")"
-    until_ok has_logged 'ranks train phase=Training' 1 ||
+    until_ok has_logged '1 rank trains phase=Training' 1 ||
         fail "no rank trains:" "$(cat "$space/agent.log" "$space/coordinator.log")"
     # As process 1 it has no default for a signal.
     kill -TERM "$(pid_of coordinator)"
@@ -391,7 +391,7 @@ inside() {
     until_ok has_failed run_in agent "${agent[@]}" baton-health || fail "an agent whose coordinator has ended is reported as healthy"
     start_coordinator
     until_ok run_in agent "${agent[@]}" baton-health || fail "the agent does not get healthy again:" "$(cat "$space/agent.log")"
-    until_ok has_logged 'ranks train.* phase=Training' 2 ||
+    until_ok has_logged '1 rank trains.* phase=Training' 2 ||
         fail "training does not continue:" "$(cat "$space/agent.log" "$space/coordinator.log")"
     run_in coordinator "${tls[@]}" BATON_TOKEN_FILE=/run/secrets/operator.token baton drain >/dev/null || fail "the job cannot be drained"
     local name code

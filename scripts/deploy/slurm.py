@@ -406,7 +406,7 @@ def drained_and_continued(slurm):
 
 def out_of_time(slurm):
     job = Job(slurm, "time", options=["--time=600"])
-    job.wait_for_log("1 ranks train")
+    job.wait_for_log("1 rank trains")
     # Slurm sends the signal 180 s before the limit: from now on.
     job.limit_time(minutes=3)
     job.wait_for_log(r"the state after step \d+ is durable")
@@ -440,7 +440,7 @@ def steps_signalled(slurm):
     job.wait_for_log("requeued 1 times")
     (step,) = job.wait_for_log(r"resumed in .* step (\d+), sample")
     say(f"signalled ranks: SIGTERM to every process of the step had the job requeued; it resumed after step {step}")
-    job.wait_for_log("1 ranks train")
+    job.wait_for_log("1 rank trains")
     # As a preemption without GraceTime, or by an administrator.
     run("scontrol", "requeue", job.id)
     job.wait_for_log("Slurm ends the job")
@@ -456,7 +456,7 @@ def cancelled(slurm):
     job.cancel()
     say("cancelled: scancel ended it permanently; no process, certificate or token was left")
     stopped = Job(slurm, "stopped")
-    stopped.wait_for_log("1 ranks train")
+    stopped.wait_for_log("1 rank trains")
     stopped.baton("stop")
     stopped.ends("FAILED", 3)
     say("stopped: `baton stop` ended it permanently")
@@ -470,7 +470,7 @@ def nodes_and_processes_lost(slurm):
     job.wait_for_log(f"node {second}: the agent ended with code 137; starting it again", "2 ranks train")
     say(f"lost agent: started again on {second}, and 2 ranks train")
     slurm.lose(second)
-    job.wait_for_log("1 ranks train")
+    job.wait_for_log("1 rank trains")
     job.wait_for_log("checkpoint .* saved")
     expect(job.nodes() == [first] and job.show("JobState") == "RUNNING", "Slurm did not keep the job running")
     say(f"lost node: without {second} the job continues, on {first}")
