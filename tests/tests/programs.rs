@@ -236,7 +236,7 @@ async fn up_keeps_its_coordinator_for_other_agents_when_its_own_is_sent_away() {
         children(up.id().unwrap()).into_iter().find(|pid| *pid != own_coordinator(&cluster));
     kill(agent.unwrap());
     events.next_of(Kind::NodeLeaves).await;
-    let note = "the job goes on with its other agents; ";
+    let note = "training continues with the other agents; ";
     let look = async || cluster.log("up").contains(note).then_some(());
     cluster.until(note, look).await;
 

@@ -78,8 +78,8 @@ pub fn tls_problem(error: &(dyn error::Error + 'static)) -> Option<String> {
     let cause = innermost(error);
     let lower = cause.to_lowercase();
     let has = |words: &[&str]| words.iter().any(|word| lower.contains(word));
-    // After a timeout of the handshake, there is no certificate that could be wrong.
-    if has(&["tls handshake timeout"])
+    // After a timeout or the end of the connection, there is no certificate that could be wrong.
+    if has(&["tls handshake timeout", "tls handshake eof"])
         || !has(&["certificate", "tls", "handshake", "corrupt message", "fatal alert"])
     {
         return None;
@@ -108,7 +108,28 @@ pub(crate) fn check_identity(identity: &Identity) -> Result<(), String> {
     checked.map(drop).map_err(|error| innermost(&error))
 }
 
-fn innermost(error: &(dyn error::Error + 'static)) -> String {
+/// The innermost cause of an error: "connection refused" rather than "transport error".
+#[must_use]
+pub fn innermost(error: &(dyn error::Error + 'static)) -> String {
     let causes = iter::successors(Some(error), |error| error.source());
     causes.last().map(ToString::to_string).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn a_broken_connection_is_no_problem_of_a_certificate() {
+        let problem = |text: &str| tls_problem(&io::Error::other(text));
+        for text in ["tls handshake eof", "TLS handshake timeout", "connection refused"] {
+            assert_eq!(problem(text), None, "{text}");
+        }
+        let untrusted = problem("invalid peer certificate: UnknownIssuer").unwrap();
+        assert!(untrusted.contains("--tls-ca"), "{untrusted}");
+        let refused = problem("received fatal alert: UnknownCA").unwrap();
+        assert!(refused.contains("refuses the certificate of --client-cert"), "{refused}");
+    }
 }

@@ -117,6 +117,8 @@ struct Agent {
     welcome: Option<Welcome>,
     start: Instant,
     last_reason: String,
+    /// Why the coordinator last did not admit this agent; the same is not logged again.
+    last_refusal: String,
     node: NodeId,
     /// Rank of each local rank, for labelling log lines.
     ranks: logs::Ranks,
@@ -158,6 +160,7 @@ impl Agent {
             welcome: None,
             start: Instant::now(),
             last_reason: String::new(),
+            last_refusal: String::new(),
             node,
             ranks: logs::Ranks::default(),
         })
@@ -191,7 +194,11 @@ impl Agent {
                 Ok(Some(AgentInput::Event(event))) => return Ok(event),
                 Ok(Some(AgentInput::Welcome(welcome))) => self.welcome(welcome)?,
                 // Ranks may hold state, and the coordinator may soon have its right files again.
-                Ok(Some(AgentInput::Unauthorized(_))) if self.welcome.is_some() => {
+                Ok(Some(AgentInput::Unauthorized(failure))) if self.welcome.is_some() => {
+                    if self.last_refusal != failure.message {
+                        warn!(%failure, "not admitted; tries again");
+                        self.last_refusal = failure.message;
+                    }
                     return Ok(Event::Disconnected);
                 }
                 Ok(Some(AgentInput::Refused(failure) | AgentInput::Unauthorized(failure))) => {

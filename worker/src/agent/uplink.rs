@@ -2,7 +2,10 @@
 
 use std::{error::Error as _, sync::Arc, time::Duration};
 
-use baton_access::{Bearer, ClientCredentials, client::tls_problem};
+use baton_access::{
+    Bearer, ClientCredentials,
+    client::{innermost, tls_problem},
+};
 use baton_build_info::REVISION;
 use baton_job::{
     exit::{Failure, bad_input, crash},
@@ -34,7 +37,7 @@ impl Caller {
         lines: ReceiverStream<v1::ShipLogsRequest>,
     ) -> Result<(), Status> {
         let channel = self.endpoint.connect().await;
-        let channel = channel.map_err(|error| Status::unavailable(source_of(&error)))?;
+        let channel = channel.map_err(|error| Status::unavailable(innermost(&error)))?;
         let mut client = NodeServiceClient::with_interceptor(channel, self.bearer.clone());
         client.ship_logs(lines).await.map(drop)
     }
@@ -125,7 +128,7 @@ async fn serve_stream(
 ) -> Result<(), Status> {
     let channel = endpoint.connect().await.map_err(|error| match tls_problem(&error) {
         Some(problem) => Status::unauthenticated(problem),
-        None => Status::unavailable(source_of(&error)),
+        None => Status::unavailable(innermost(&error)),
     })?;
     let mut client = NodeServiceClient::with_interceptor(channel, bearer);
     // The server answers only after it has received the hello.
@@ -162,13 +165,4 @@ fn refusal(status: &Status) -> Option<AgentInput> {
         }
         _ => None,
     }
-}
-
-/// The innermost cause: "connection refused" rather than "transport error".
-fn source_of(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut cause = error;
-    while let Some(source) = cause.source() {
-        cause = source;
-    }
-    cause.to_string()
 }

@@ -1,5 +1,7 @@
 //! Decides what to do when a child ends while the job has not ended. Pure functions.
 
+use std::time::Duration;
+
 use baton_job::exit::{BAD_INPUT, DRAINED, LIMIT_REACHED};
 
 use super::feed::ChildKind;
@@ -16,6 +18,15 @@ pub(super) enum NextAction {
     Drained,
     /// The job is saved and stopped because a budget is used up.
     LimitReached,
+}
+
+/// How long a coordinator may be silent while the job should save and stop; then the agent saves without it.
+pub(super) const DRAIN_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Whether to end a coordinator that has been silent for this time while the job should save and stop. One that does
+/// not run is being restarted.
+pub(super) fn ends_silent_coordinator(silence: Duration, is_running: bool) -> bool {
+    is_running && silence >= DRAIN_ANSWER_TIMEOUT
 }
 
 /// Exit code of the dynamic loader if it cannot find a library; it has printed which one.
@@ -63,6 +74,14 @@ mod tests {
             NextAction::Fail,
             "libtorch is missing"
         );
+    }
+
+    #[test]
+    fn only_a_coordinator_that_runs_and_is_silent_is_ended() {
+        let almost = DRAIN_ANSWER_TIMEOUT - Duration::from_millis(1);
+        assert!(!ends_silent_coordinator(almost, true));
+        assert!(ends_silent_coordinator(DRAIN_ANSWER_TIMEOUT, true));
+        assert!(!ends_silent_coordinator(DRAIN_ANSWER_TIMEOUT, false));
     }
 
     #[test]

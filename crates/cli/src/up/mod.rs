@@ -29,7 +29,7 @@ use tokio::{
 };
 
 use self::{
-    decide::NextAction,
+    decide::{DRAIN_ANSWER_TIMEOUT, NextAction},
     feed::{ChildKind, Input, Queue},
     programs::{CoordinatorStart, Programs},
     run_lock::RunLock,
@@ -118,9 +118,6 @@ const RESTART_TIMEOUT: Duration = Duration::from_secs(3_600);
 /// Pause before a restart of a coordinator that has crashed too often.
 const LATER_RESTART_PAUSE: Duration = Duration::from_secs(10);
 
-/// How long a coordinator that runs may leave a drain unanswered; then the agent saves without it.
-const DRAIN_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-
 /// Time for the coordinator to notice that an agent's process has ended.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -182,8 +179,8 @@ struct Up {
 enum StopRequest {
     /// No request: the job trains to its end.
     NotRequested,
-    /// Save and stop, requested at this time; `of_agent`, too, because the coordinator did not answer.
-    Drain { since: Time, of_agent: bool },
+    /// Save and stop, requested at this time; `without_coordinator` once it did not answer.
+    Drain { since: Time, without_coordinator: bool },
     /// Stop immediately.
     StopNow,
 }
@@ -394,13 +391,10 @@ impl Up {
         }
         let result = match (decide::after(kind, exit), kind) {
             (NextAction::Restart, _) => self.restart(kind, exit),
-            (NextAction::Fail, ChildKind::Agent) if self.others_train(coordinator).await => {
-                let Failure { message, .. } = child_failure(&self.agent, exit);
-                let note = format!("the job goes on with its other agents; {message}");
-                self.display.note(&note);
-                Ok(())
+            (NextAction::Fail, ChildKind::Agent) => self.agent_failed(exit, coordinator).await,
+            (NextAction::Fail, ChildKind::Coordinator) => {
+                Err(child_failure(&self.coordinator, exit))
             }
-            (NextAction::Fail, _) => Err(child_failure(self.child(kind), exit)),
             (NextAction::LimitReached, _) => {
                 self.set_outcome(limit_reached());
                 Ok(())
@@ -410,7 +404,10 @@ impl Up {
                 Ok(())
             }
             (NextAction::Drained, ChildKind::Agent)
-                if matches!(self.stop_request, StopRequest::Drain { of_agent: true, .. }) =>
+                if matches!(
+                    self.stop_request,
+                    StopRequest::Drain { without_coordinator: true, .. }
+                ) =>
             {
                 let reason = "as requested; the coordinator did not answer".to_owned();
                 self.set_outcome(Outcome::Drained { reason });
@@ -428,11 +425,16 @@ impl Up {
         result
     }
 
-    /// Whether the coordinator has agents although the one of this process has ended.
-    async fn others_train(&mut self, coordinator: &Coordinator) -> bool {
+    /// The agent cannot take part. That ends the job, unless the coordinator has other agents.
+    async fn agent_failed(&mut self, exit: Exit, coordinator: &Coordinator) -> Result<(), Failure> {
+        let failure = child_failure(&self.agent, exit);
         tokio::time::sleep(DETACH_TIMEOUT).await;
         let status = coordinator.clone().status().await;
-        status.is_ok_and(|status| status.nodes.iter().any(|node| node.attached))
+        if !status.is_ok_and(|status| status.nodes.iter().any(|node| node.attached)) {
+            return Err(failure);
+        }
+        self.display.note(&format!("training continues with the other agents; {failure}"));
+        Ok(())
     }
 
     fn restart(&mut self, kind: ChildKind, exit: Exit) -> Result<(), Failure> {
@@ -541,7 +543,7 @@ impl Up {
     }
 
     fn drain(&mut self, coordinator: &Coordinator, reason: &str) {
-        self.stop_request = StopRequest::Drain { since: self.now(), of_agent: false };
+        self.stop_request = StopRequest::Drain { since: self.now(), without_coordinator: false };
         if self.outcome.is_none() {
             self.display.note("saving and stopping; press Ctrl-C again to stop immediately");
             tokio::spawn(feed::drain(coordinator.clone(), reason.to_owned(), self.queue.clone()));
@@ -549,18 +551,20 @@ impl Up {
         }
     }
 
-    /// A coordinator that runs but is silent, because it is stopped, its disk hangs or its certificate has expired, is
-    /// killed, and the agent saves and stops by itself. So a notice is obeyed in time.
+    /// A coordinator that runs but is silent, because it is stopped or its certificate has expired, is killed, and the
+    /// agent saves and stops by itself. So a notice is obeyed in time.
     fn drain_without_answer(&mut self) {
-        let StopRequest::Drain { since, of_agent: false } = self.stop_request else { return };
+        let StopRequest::Drain { since, without_coordinator: false } = self.stop_request else {
+            return;
+        };
         if self.is_ending() {
             return;
         }
-        let answered = self.now().since(self.last_answer) < DRAIN_ANSWER_TIMEOUT;
-        if answered || !self.coordinator.is_running() {
+        let silence = self.now().since(self.last_answer);
+        if !decide::ends_silent_coordinator(silence, self.coordinator.is_running()) {
             return feed::send_later(DRAIN_ANSWER_TIMEOUT, Input::AnswerTimeout, &self.queue);
         }
-        self.stop_request = StopRequest::Drain { since, of_agent: true };
+        self.stop_request = StopRequest::Drain { since, without_coordinator: true };
         let seconds = DRAIN_ANSWER_TIMEOUT.as_secs();
         self.display.note(&format!(
             "the coordinator has not answered for {seconds} s: it is ended, and the agent saves and stops without it"

@@ -28,7 +28,6 @@ impl Engine {
         }
         let Hello { node, slots, running } = hello;
         let mut new = Node::new(attachment, now, slots);
-        new.has_run_ranks = running.is_some();
         let holders: Vec<Rank> = running.iter().flat_map(RunningRanks::holders).collect();
         let generation = self.lifecycle.generation;
         let held = running.filter(|held| held.generation == generation);

@@ -55,16 +55,18 @@ impl Engine {
     /// Begins to save what ranks hold, before the job ends with `failure`; false if there is nothing to save. Ranks may
     /// have made steps that they have not reported yet.
     pub(super) fn begin_last_save(&mut self, now: Time, failure: &Failure) -> bool {
-        let holds_state =
-            self.nodes.values().any(|node| node.is_attached() && !node.holders.is_empty());
-        let is_valid = !matches!(failure.class, Class::Diverged | Class::TakenOver)
-            && !self.divergences.is_rollback_due(self.lifecycle.generation);
-        if self.fails_with.is_some() || !is_valid || !holds_state {
+        let is_valid =
+            leaves_state(failure) && !self.divergences.is_rollback_due(self.lifecycle.generation);
+        if self.fails_with.is_some() || !is_valid {
+            return false;
+        }
+        self.nodes.end_quarantines_of_holders();
+        if self.nodes.holders(|_| true) == 0 {
             return false;
         }
         self.end_pause(now);
         self.fails_with = Some(failure.clone());
-        let text = format!("saving what the other ranks hold before the job ends: {failure}");
+        let text = format!("saving what ranks hold before the job ends: {failure}");
         self.publish(JobEventKind::Draining, text);
         let until = now.after(self.policy.drain);
         let reason = failure.message.clone();
@@ -110,9 +112,12 @@ impl Engine {
         if self.outcome().is_some() {
             return;
         }
-        let outcome = match (outcome, self.fails_with.take()) {
-            (Outcome::Drained { .. }, Some(failure)) => failed(failure, &self.saved_state()),
-            (outcome, _) => self.accounting.limited(now, outcome),
+        let outcome = match (self.fails_with.take(), &outcome) {
+            (Some(first), Outcome::Drained { .. }) => failed(first, &self.saved_state()),
+            (Some(first), Outcome::Failed { failure }) if leaves_state(failure) => {
+                failed(first, &self.saved_state())
+            }
+            _ => self.accounting.limited(now, outcome),
         };
         self.end_pause(now);
         self.drain = None;
@@ -133,6 +138,11 @@ impl Engine {
     pub(super) fn taken_over(&mut self, now: Time, message: String) {
         self.end(now, Outcome::Failed { failure: Failure { class: Class::TakenOver, message } });
     }
+}
+
+/// Whether the state of the other ranks is still good, and can be saved, after this failure of a rank.
+fn leaves_state(failure: &Failure) -> bool {
+    !matches!(failure.class, Class::Diverged | Class::TakenOver)
 }
 
 /// A failure after which ranks tried to save what they held.

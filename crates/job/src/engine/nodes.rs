@@ -13,7 +13,7 @@ use super::{
     policy::Policy,
 };
 use crate::{
-    ids::{Attachment, LocalRank, NodeId, Rank},
+    ids::{Attachment, LocalRank, NodeId},
     message::{AgentHeartbeat, MachineStats},
     plan::{Offer, Placement, place_ranks},
     time::Time,
@@ -39,9 +39,7 @@ pub(super) struct Node {
     /// End of its quarantine; until then it gets no ranks.
     pub(super) quarantined_until: Option<Time>,
     pub(super) heartbeat: Option<LastAgentHeartbeat>,
-    /// Whether its agent has run ranks of this job: they may hold state.
-    pub(super) has_run_ranks: bool,
-    /// Local ranks whose processes have reported that they hold state.
+    /// Local ranks whose processes may hold state, as far as their reports tell.
     pub(super) holders: BTreeSet<LocalRank>,
 }
 
@@ -69,7 +67,6 @@ impl Node {
             failures: 0,
             quarantined_until: None,
             heartbeat: None,
-            has_run_ranks: false,
             holders: BTreeSet::new(),
         }
     }
@@ -130,6 +127,12 @@ impl Nodes {
     /// Number of ranks that the available nodes that match `filter` can run.
     pub(super) fn slots(&self, filter: impl Fn(&Node) -> bool) -> u32 {
         self.available(filter).map(|(_, node)| node.slots).fold(0, u32::saturating_add)
+    }
+
+    /// Number of processes that may hold state on the available nodes that match `filter`.
+    pub(super) fn holders(&self, filter: impl Fn(&Node) -> bool) -> u32 {
+        let holders = self.available(filter).map(|(_, node)| node.holders.len()).sum::<usize>();
+        u32::try_from(holders).unwrap_or(u32::MAX)
     }
 
     pub(super) fn offers(&self, filter: impl Fn(&Node) -> bool) -> Vec<Offer> {
@@ -216,18 +219,6 @@ impl Nodes {
                 node.holders.retain(|local| ranks.iter().any(|(_, other)| other == local));
             }
         }
-    }
-
-    /// Ranks for the processes that hold state, on attached nodes, at most `max_ranks`.
-    pub(super) fn place_holders(&self, max_ranks: u32) -> Vec<Placement> {
-        let attached = self.all.iter().filter(|(_, node)| node.is_attached());
-        let holders = attached.flat_map(|(id, node)| node.holders.iter().map(move |one| (id, one)));
-        let place = |(rank, (node, local_rank)): (u32, (&NodeId, &LocalRank))| Placement {
-            rank: Rank(rank),
-            node: node.clone(),
-            local_rank: *local_rank,
-        };
-        (0..max_ranks).zip(holders).map(place).collect()
     }
 
     pub(super) fn get_mut(&mut self, id: &NodeId) -> Option<&mut Node> {

@@ -76,24 +76,22 @@ impl Engine {
         // Until all ranks hold the state, a leaving node may be the only one that does.
         let all_hold_state = self.lifecycle.training_world().is_some();
         let can_run_ranks = |node: &Node| node.departure.is_none() || !all_hold_state;
-        let (slots, min_ranks) = (self.nodes.slots(can_run_ranks), self.policy.min_ranks);
+        let slots = self.nodes.slots(can_run_ranks);
+        let (min_ranks, max_ranks) = match &self.fails_with {
+            None => (self.policy.min_ranks, self.policy.max_ranks),
+            // Only processes that hold state: they come first.
+            Some(_) => (1, self.policy.max_ranks.min(self.nodes.holders(can_run_ranks))),
+        };
         // Counted before ranks are placed: while thousands of nodes attach, this runs once for each of them.
-        let can_open = slots >= min_ranks || self.fails_with.is_some();
-        let mut offers = if can_open { self.nodes.offers(can_run_ranks) } else { Vec::new() };
+        let mut offers =
+            if slots >= min_ranks { self.nodes.offers(can_run_ranks) } else { Vec::new() };
         if all_hold_state {
             offers.extend(self.nodes.last_holder());
         }
-        let placements = match &self.fails_with {
-            None => place_ranks(&offers, min_ranks, self.policy.max_ranks),
-            Some(_) => {
-                let holders = self.nodes.place_holders(self.policy.max_ranks);
-                if holders.is_empty() {
-                    return self.end(now, Outcome::Drained { reason: String::new() });
-                }
-                Some(holders)
+        let Some(placements) = place_ranks(&offers, min_ranks, max_ranks) else {
+            if self.fails_with.is_some() {
+                return self.end(now, Outcome::Drained { reason: String::new() });
             }
-        };
-        let Some(placements) = placements else {
             let reason =
                 format!("waiting for agents: {slots} of at least {min_ranks} ranks are available");
             return self.lifecycle.set_phase(now, Phase::Gathering, reason);
@@ -106,8 +104,7 @@ impl Engine {
         }));
         self.actions.extend(self.accounting.persist(now));
         self.actions.push(Action::Fence(generation));
-        let offering = offers.into_iter().map(|offer| offer.node);
-        let nodes: BTreeSet<NodeId> = offering.chain(world.nodes().cloned()).collect();
+        let nodes = offers.into_iter().map(|offer| offer.node).collect();
         self.lifecycle.opening = Some(GenerationOpening { generation, world, nodes, change });
     }
 
@@ -159,7 +156,7 @@ impl Engine {
         let Some(GenerationOpening { generation, .. }) = self.lifecycle.opening.take() else {
             return;
         };
-        if !self.nodes.values().any(|node| node.has_run_ranks) {
+        if self.nodes.values().all(|node| node.holders.is_empty()) {
             return self.end(now, Outcome::Failed { failure });
         }
         let before = self.lifecycle.store_outage;
@@ -204,9 +201,6 @@ impl Engine {
             restore: self.restore(),
             pause: self.pauses.state(),
         };
-        if let Some(state) = self.nodes.get_mut(node) {
-            state.has_run_ranks |= !launch.ranks.is_empty();
-        }
         self.send(node, Directive::Launch(launch));
     }
 }

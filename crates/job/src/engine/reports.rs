@@ -65,10 +65,10 @@ impl Engine {
             RankReport::Ready { address, step } => {
                 self.advance(step);
                 self.results.reached = self.results.reached.max(step.unwrap_or_default());
-                if matches!(self.lifecycle.phase, Phase::Forming { .. }) {
-                    self.record_state(rank, step.is_some());
-                }
                 if let Phase::Forming { world, .. } = &mut self.lifecycle.phase {
+                    if let Some(placement) = world.placement_of(rank) {
+                        self.nodes.record_state(placement, step.is_some());
+                    }
                     world.set_ready(now, rank, address, step);
                     self.begin_when_all_ready(now);
                 }

@@ -23,6 +23,14 @@ fn joining(min_ranks: u32) -> Engine {
     engine
 }
 
+/// One of two ranks has found bad input, and the other saves what it holds.
+fn saving() -> Engine {
+    let mut engine = training(&[1, 1]);
+    report(&mut engine, at(9.0), 0, stepped(5));
+    report(&mut engine, at(10.0), 1, bad_input());
+    engine
+}
+
 fn events(engine: &mut Engine, now: Time, rank: u32, rank_report: RankReport) -> Vec<String> {
     let event = rank_event(engine, engine.lifecycle.generation, rank, rank_report);
     let text = |action| match action {
@@ -73,9 +81,7 @@ fn bad_input_in_training_ends_the_job_once_the_other_ranks_have_saved() {
 
 #[test]
 fn a_last_save_that_takes_too_long_is_given_up_and_says_what_is_lost() {
-    let mut engine = training(&[1, 1]);
-    report(&mut engine, at(9.0), 0, stepped(5));
-    report(&mut engine, at(10.0), 1, bad_input());
+    let mut engine = saving();
 
     let until = engine.status().drain.unwrap().until;
     tick(&mut engine, until);
@@ -87,9 +93,7 @@ fn a_last_save_that_takes_too_long_is_given_up_and_says_what_is_lost() {
 
 #[test]
 fn a_last_save_ends_when_no_rank_holds_the_state_any_more() {
-    let mut engine = training(&[1, 1]);
-    report(&mut engine, at(9.0), 0, stepped(5));
-    report(&mut engine, at(10.0), 1, bad_input());
+    let mut engine = saving();
 
     report(&mut engine, at(11.0), 0, crashed());
 
@@ -97,6 +101,26 @@ fn a_last_save_ends_when_no_rank_holds_the_state_any_more() {
     assert_eq!(class, Class::BadInput);
     assert!(
         message.starts_with("rank 1: no such file; the state after step 5 was not saved"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_last_save_that_fails_too_often_ends_with_the_failure_that_began_it() {
+    let mut engine = saving();
+    engine.policy.restart_limit = 0;
+
+    report(&mut engine, at(11.0), 0, ready(0, Some(5)));
+    report(
+        &mut engine,
+        at(12.0),
+        0,
+        RankReport::Exited(Failure { class: Class::BadInput, message: "other".to_owned() }),
+    );
+
+    let message = failure_of(&engine).message;
+    assert!(
+        message.starts_with("rank 1: no such file; the state after step 5 was not"),
         "{message}"
     );
 }
