@@ -171,7 +171,7 @@ async fn nodes_with_different_programs_do_not_train_together() {
     let log = cluster.log("coordinator");
     assert_eq!(coordinator.code(), Some(i32::from(exit::BAD_INPUT)), "{log}");
     assert!(
-        log.contains("have different programs in net.pt2: copy the same file to all machines"),
+        log.contains("have different networks in net.pt2: copy the same files to all machines"),
         "{log}"
     );
 }
@@ -203,7 +203,7 @@ async fn a_node_that_joins_with_another_program_is_sent_away_and_training_contin
     folders.start_agent(&mut cluster, "b", Some("other_weights.pt2"));
     let sent_away = events.next_of(Kind::NodeLeaves).await.message;
     assert!(sent_away.starts_with("node b is sent away, and training continues"), "{sent_away}");
-    assert!(sent_away.contains("have different programs in net.pt2"), "{sent_away}");
+    assert!(sent_away.contains("have different networks in net.pt2"), "{sent_away}");
     assert_eq!(cluster.agent_ends(1).await.code(), Some(i32::from(exit::BAD_INPUT)));
 
     let reached = events.next_of(Kind::Saved).await.step();

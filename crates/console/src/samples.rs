@@ -1,9 +1,9 @@
 //! How many samples a training set has.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use baton_data::{
-    Beton, Error,
+    Beton, Dataset, Error, Items, Source,
     shards::{self, Options, ShardSet},
 };
 use baton_recipe::JobSpec;
@@ -18,9 +18,20 @@ pub enum Samples {
 }
 
 impl Samples {
-    /// Size of the recipe's training set; see [`Self::at`].
+    /// Size of the recipe's training set; see [`Self::at`]. Texts that share sequences count as these sequences.
     pub fn of(spec: &JobSpec, given: Option<u64>) -> Result<Self, String> {
-        Self::at(&spec.data.train, given)
+        let location = &spec.data.train;
+        match Self::at(location, given)? {
+            Self::Known(samples) if given.is_none() && spec.data.packing => {
+                // Local files are never cached.
+                let set = Dataset::open(Source::of_recipe(spec, location, PathBuf::new()));
+                let items = set.and_then(|set| Items::new(spec, &set));
+                items
+                    .map(|items| Self::Known(items.count(samples)))
+                    .map_err(|error| error.to_string())
+            }
+            found => Ok(found),
+        }
     }
 
     /// Size of the data set at `location`: the given number, or else counted in local files. Buckets are not read, so

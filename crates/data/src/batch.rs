@@ -9,7 +9,7 @@ pub struct Batch {
     pub inputs: Inputs,
     /// Values of each of the extra fields, f32, shape (samples, values).
     pub extras: Vec<Vec<f32>>,
-    /// Class of each sample; empty for a regression.
+    /// Class of each sample; empty for a regression. For texts: label of each token.
     pub labels: Vec<i64>,
     /// Target values of a regression, shape (samples, outputs); empty for a classification.
     pub targets: Vec<f32>,
@@ -35,6 +35,13 @@ pub enum Inputs {
         values: Vec<f32>,
         /// Shape of one sample.
         shape: Vec<u64>,
+    },
+    /// Texts.
+    Tokens {
+        /// Token ids of all texts, one after the other.
+        tokens: Vec<i64>,
+        /// Number of tokens of each text.
+        lengths: Vec<i64>,
     },
 }
 
@@ -67,6 +74,8 @@ impl Batch {
                 pixels.truncate((samples - 1) * each);
             }
             Inputs::Arrays { values, .. } => remove_share(values, position, samples),
+            // Bad texts are never skipped.
+            Inputs::Tokens { .. } => {}
         }
         self.extras.iter_mut().for_each(|values| remove_share(values, position, samples));
         remove_share(&mut self.labels, position, samples);
@@ -87,7 +96,7 @@ impl Batch {
     pub fn images(&self) -> Option<(&[u8], u32)> {
         match &self.inputs {
             Inputs::Images { pixels, resolution } => Some((pixels, *resolution)),
-            Inputs::Arrays { .. } => None,
+            Inputs::Arrays { .. } | Inputs::Tokens { .. } => None,
         }
     }
 }

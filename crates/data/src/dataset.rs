@@ -2,15 +2,20 @@
 
 mod labels;
 mod open_shards;
+mod tokens;
 
 use std::{fmt, path::PathBuf, sync::Arc};
 
 use baton_recipe::{JobSpec, spec::OnBadSample};
 
-pub use self::labels::Labels;
+pub use self::{
+    labels::Labels,
+    tokens::{NO_LABEL, TEXT_FIELDS, TextSize},
+};
 use self::{
     labels::{LabelColumn, ValueColumn},
     open_shards::OpenShards,
+    tokens::TokenColumn,
 };
 use crate::{
     Beton, EpochOrder, Error, FileFault, SampleBlocks, SampleFault,
@@ -31,6 +36,8 @@ pub struct Source {
     pub label_field: String,
     /// Type of the labels.
     pub labels: Labels,
+    /// Number of token ids of the model that reads texts; not checked if absent.
+    pub vocabulary: Option<u64>,
     /// What to do with bad samples.
     pub on_bad_sample: OnBadSample,
     /// Folder for copies of remote shards.
@@ -53,6 +60,7 @@ impl Source {
             extra_fields: Vec::new(),
             label_field: "label".to_owned(),
             labels: Labels::Ints,
+            vocabulary: None,
             on_bad_sample: OnBadSample::Fail,
             cache_dir: std::env::temp_dir().join("baton-cache"),
             cache_bytes: DEFAULT_CACHE_BYTES,
@@ -65,12 +73,17 @@ impl Source {
     pub fn of_recipe(spec: &JobSpec, location: &str, cache_dir: PathBuf) -> Self {
         let data = &spec.data;
         let recipe_dir = (!data.cache_dir.is_empty()).then(|| PathBuf::from(&data.cache_dir));
+        let field = |name: &String, of_texts: usize| match spec.model.arch.is_causal_lm() {
+            true => TEXT_FIELDS[of_texts].to_owned(),
+            false => name.clone(),
+        };
         Self {
             location: location.to_owned(),
-            input_field: data.input_field.clone(),
+            input_field: field(&data.input_field, 0),
             extra_fields: data.extra_fields.clone(),
-            label_field: data.label_field.clone(),
+            label_field: field(&data.label_field, 1),
             labels: Labels::of_recipe(spec),
+            vocabulary: None,
             on_bad_sample: data.on_bad_sample,
             cache_dir: recipe_dir.unwrap_or(cache_dir),
             cache_bytes: (data.cache_gib * f64::from(1 << 30)) as u64,
@@ -85,6 +98,8 @@ pub enum InputType {
     Image,
     /// An array of this shape, converted to f32.
     Array(Vec<u64>),
+    /// A text of any length.
+    Tokens,
 }
 
 /// The samples of one or more beton files, one file after the other.
@@ -240,6 +255,24 @@ impl Dataset {
         Ok(targets)
     }
 
+    /// Sizes of all texts; empty if the samples are not texts. Remote shards are fetched for it.
+    ///
+    /// # Errors
+    /// A shard cannot be fetched.
+    pub fn text_sizes(&self) -> Result<Vec<TextSize>, Error> {
+        if self.input_type != InputType::Tokens {
+            return Ok(Vec::new());
+        }
+        let size = |sample| {
+            let (shard, local) = self.find(sample)?;
+            match &shard.inputs {
+                InputColumn::Tokens(column) => column.size(&shard.beton, local).map(Some),
+                _ => Ok(None),
+            }
+        };
+        (0..self.len()).filter_map(|sample| size(sample).transpose()).collect()
+    }
+
     /// Sets the order in which samples will be needed: those of `order` from `position` on, then those of `next`.
     /// Remote shards are prefetched in this order.
     pub fn plan_prefetch(&self, order: &EpochOrder, position: u64, next: Option<&EpochOrder>) {
@@ -326,12 +359,14 @@ pub(crate) struct Shard {
 pub(crate) enum InputColumn {
     Images(ImageColumn),
     Arrays(ArrayColumn),
+    Tokens(TokenColumn),
 }
 
 /// Position of a sample's input.
 pub(crate) enum InputLocation<'a> {
     Image(ImageLocation),
     Array(&'a ArrayColumn),
+    Tokens(&'a TokenColumn),
 }
 
 impl Shard {
@@ -348,6 +383,7 @@ impl Shard {
             Some(FieldType::NdArray | FieldType::TorchTensor) => {
                 InputColumn::Arrays(beton.array_column(name)?)
             }
+            _ if source.labels == Labels::Tokens => InputColumn::Tokens(TokenColumn::find(&beton)?),
             // Images are the default: for other fields, report the error of an image field.
             _ => InputColumn::Images(beton.image_column(name)?),
         };
@@ -358,7 +394,7 @@ impl Shard {
             shard.check_inputs(input_type, extra_lens, source)?;
         }
         if source.on_bad_sample == OnBadSample::Fail {
-            shard.check_rows(name)?;
+            shard.check_rows(source)?;
             let mut extras = shard.extras.iter().zip(&source.extra_fields);
             extras.try_for_each(|(column, name)| column.check(&shard.beton, name))?;
         }
@@ -370,6 +406,7 @@ impl Shard {
         match &self.inputs {
             InputColumn::Images(_) => InputType::Image,
             InputColumn::Arrays(column) => InputType::Array(column.array_type().shape.clone()),
+            InputColumn::Tokens(_) => InputType::Tokens,
         }
     }
 
@@ -395,12 +432,13 @@ impl Shard {
         differs.map_or(Ok(()), |index| mismatched(&source.extra_fields[index]))
     }
 
-    fn check_rows(&self, input_field: &str) -> Result<(), Error> {
+    fn check_rows(&self, source: &Source) -> Result<(), Error> {
         match &self.inputs {
+            InputColumn::Tokens(column) => column.check(&self.beton, source),
             InputColumn::Images(images) => self.beton.check_images(images),
             InputColumn::Arrays(_) => {
                 let expected = [FieldType::NdArray, FieldType::TorchTensor];
-                let field = self.beton.field(input_field, &expected)?;
+                let field = self.beton.field(&source.input_field, &expected)?;
                 self.beton.check_values(field)
             }
         }
@@ -412,6 +450,7 @@ impl Shard {
                 self.beton.image_location(images, sample).map(InputLocation::Image)
             }
             InputColumn::Arrays(arrays) => Ok(InputLocation::Array(arrays)),
+            InputColumn::Tokens(tokens) => Ok(InputLocation::Tokens(tokens)),
         }
     }
 
@@ -423,6 +462,8 @@ impl Shard {
                 .image_location(images, sample)
                 .map(|location| (location.start, location.len)),
             InputColumn::Arrays(arrays) => self.beton.array_location(arrays, sample),
+            // A text is small, and near the others of its page.
+            InputColumn::Tokens(_) => return,
         };
         if let Ok((start, len)) = location {
             self.beton.read_ahead(start, len);

@@ -375,6 +375,23 @@ pub enum SampleFault {
         /// The number.
         value: String,
     },
+    /// The fields of a text contradict each other.
+    #[error("the text has {what}: the row is damaged, run `baton data tokenize` again")]
+    Text {
+        /// What is wrong.
+        what: String,
+    },
+    /// A token id is not in the model's vocabulary.
+    #[error(
+        "token {token} is not in the model's vocabulary of {vocabulary}: run `baton data tokenize` with the \
+         tokenizer of this model"
+    )]
+    Vocabulary {
+        /// The token id.
+        token: i64,
+        /// Number of token ids of the model.
+        vocabulary: u64,
+    },
     /// Neither JPEG nor raw.
     #[error("image mode {0}, but only 0 (jpg) and 1 (raw) exist: the row is damaged")]
     Mode(u8),

@@ -15,6 +15,7 @@
 //! | `dataset` | images or arrays, each with a class or target values |
 //! | [`random`] | random numbers as a function of (seed, epoch, sample, purpose) |
 //! | `order`, `sample_blocks` | order of the samples in an epoch; blocks of samples that are stored together |
+//! | `items`, [`packing`] | what an epoch is made of: samples, or sequences that several texts share |
 //! | [`mix`] | MixUp and CutMix of a micro-batch: parameters only |
 //! | [`augment`] | random and centre crops, flips: parameters only |
 //! | `turbojpeg` | JPEG → the pixels of a crop |
@@ -37,10 +38,12 @@ mod dataset;
 mod decode;
 mod error;
 mod file;
+mod items;
 mod loader;
 mod mapping;
 pub mod mix;
 mod order;
+pub mod packing;
 mod pixels;
 pub mod random;
 mod resize;
@@ -54,9 +57,10 @@ pub mod write;
 
 pub use batch::{Batch, Inputs};
 pub use beton::{Beton, ImageBytes, Mode};
-pub use dataset::{Dataset, InputType, Labels, Source};
+pub use dataset::{Dataset, InputType, Labels, NO_LABEL, Source, TEXT_FIELDS, TextSize};
 pub use decode::{Decoder, ImageTransform};
 pub use error::{Error, FileFault, SampleFault};
+pub use items::Items;
 pub use loader::{CpuShare, Loader, LoaderStats, Options, Preprocessing, Request};
 pub use order::{EpochOrder, SampleOrder};
 pub use sample_blocks::SampleBlocks;

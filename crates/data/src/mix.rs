@@ -73,6 +73,8 @@ impl Canvas {
                     shape.last().map_or(0, |length| u32::try_from(*length).unwrap_or(u32::MAX));
                 Self::Signal { length }
             }
+            // Texts are never mixed.
+            Inputs::Tokens { .. } => Self::Signal { length: 1 },
         }
     }
 }

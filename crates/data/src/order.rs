@@ -171,7 +171,7 @@ impl Windows {
 
 /// A permutation of `0..samples` for each epoch.
 #[derive(Clone, Debug)]
-struct Permutation {
+pub(crate) struct Permutation {
     seed: u64,
     samples: u64,
     /// Moduli of the two halves, both about √samples. a·b exceeds `samples` by less than `a`, so a walk of more than
@@ -181,13 +181,13 @@ struct Permutation {
 }
 
 impl Permutation {
-    fn new(samples: u64, seed: u64) -> Self {
+    pub(crate) fn new(samples: u64, seed: u64) -> Self {
         let root = samples.isqrt();
         let a = if root * root == samples { root } else { root + 1 };
         Self { seed, samples, a, b: samples.div_ceil(a.max(1)) }
     }
 
-    fn at(&self, epoch: u32, position: u64) -> u64 {
+    pub(crate) fn at(&self, epoch: u32, position: u64) -> u64 {
         let mut number = position;
         loop {
             number = self.mix(epoch, number);

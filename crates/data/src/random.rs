@@ -44,6 +44,8 @@ pub enum RandomPurpose {
     Mix = 4,
     /// Random numbers of layers, such as dropout.
     Layer = 5,
+    /// Which texts share a sequence.
+    Pack = 6,
     /// Whether the writer stores an image as JPEG. Numbers from 16 on are for writing data.
     Store = 16,
     /// A synthetic signal.

@@ -59,6 +59,11 @@ pub enum Error {
     /// The network runs on CPUs.
     #[error("model.arch = linear trains on a CPU within seconds; there is nothing to plan")]
     Linear,
+    /// Language models are not planned.
+    #[error(
+        "model.arch = causal_lm cannot be planned yet: try it with `baton up` on the machine, with --set train.epochs=1"
+    )]
+    LanguageModel,
     /// The program of `model.program` was not given.
     #[error("model.arch = program is planned from the file of model.program, which was not read")]
     ProgramNotRead,

@@ -203,7 +203,7 @@ impl PlanRequest<'_> {
     pub fn takes_images(&self) -> bool {
         match self.spec.model.arch.input_kind() {
             InputKind::Images => true,
-            InputKind::Signals => false,
+            InputKind::Signals | InputKind::Tokens => false,
             InputKind::Anything => {
                 self.program.is_some_and(|program| program.image_input().is_some())
             }
@@ -215,6 +215,9 @@ impl PlanRequest<'_> {
             let program = self.program.ok_or(Error::ProgramNotRead)?;
             let compute = self.spec.precision.compute;
             return Ok(Network::of_program(program, compute, resolution)?);
+        }
+        if self.spec.model.arch.is_causal_lm() {
+            return Err(Error::LanguageModel);
         }
         let [channels, length] = self.signal;
         let input = match self.spec.model.arch.input_kind() {

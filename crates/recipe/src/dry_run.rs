@@ -135,7 +135,9 @@ impl DryRun {
                     );
                 }
             }
-            Schedule::WarmupCosine { warmup_epochs, .. } | Schedule::Step { warmup_epochs, .. }
+            Schedule::WarmupCosine { warmup_epochs, .. }
+            | Schedule::WarmupLinear { warmup_epochs, .. }
+            | Schedule::Step { warmup_epochs, .. }
                 if *warmup_epochs > epochs / 2.0 =>
             {
                 warn(
@@ -195,13 +197,14 @@ pub fn unusable_batches(spec: &JobSpec, samples: u64) -> Vec<Violation> {
         }
         let last = used % batch;
         // BatchNorm cannot compute a variance of one sample.
-        if last != 0 && last < 2 * parts {
+        let least = if spec.model.arch.is_causal_lm() { 1 } else { 2 };
+        if last != 0 && last < least * parts {
             violations.push(Violation {
                 field: "data.drop_last".into(),
                 value: "false".to_owned(),
                 rule: format!(
                     "leaves a last batch of {last} of {samples} samples, too few for {parts} \
-                     micro-batches (train.virtual_ranks x train.grad_accumulation) of at least 2: set \
+                     micro-batches (train.virtual_ranks x train.grad_accumulation) of at least {least}: set \
                      it to true"
                 ),
             });

@@ -27,6 +27,8 @@ struct UpdatePosition {
 ///   2017, §2.2, without an update at rate 0); the others follow half a cosine from the peak to
 ///   `final_lr` (Loshchilov & Hutter 2016, eq. 5, one cycle), which is reached one update after
 ///   the last.
+/// - Warm-up and linear: the same rise, then a straight line to `final_lr`, which is reached one update after the last,
+///   as transformers' `get_linear_schedule_with_warmup` with `final_lr = 0`, one update later.
 /// - One cycle: `torch.optim.lr_scheduler.OneCycleLR` with `anneal_strategy="cos"`,
 ///   `three_phase=False`, `cycle_momentum=False`: of `n` updates, number `pct_start · n - 1` has the
 ///   peak and number `n - 1` the final rate.
@@ -49,12 +51,20 @@ fn scheduled(schedule: &Schedule, plan: &TrainingPlan, position: UpdatePosition)
     let total = f64::from(plan.epochs);
     match schedule {
         Schedule::Constant { lr } => *lr,
-        Schedule::WarmupCosine { peak_lr, warmup_epochs, final_lr } => {
-            if position.start < *warmup_epochs {
-                peak_lr * fraction(position.end, *warmup_epochs)
+        Schedule::WarmupCosine { peak_lr, warmup_epochs, warmup_steps, final_lr } => {
+            let rise = rise(plan, *warmup_epochs, *warmup_steps);
+            if position.start < rise {
+                peak_lr * fraction(position.end, rise)
             } else {
-                let done = fraction(position.start - warmup_epochs, total - warmup_epochs);
-                half_cosine(*peak_lr, *final_lr, done)
+                half_cosine(*peak_lr, *final_lr, fraction(position.start - rise, total - rise))
+            }
+        }
+        Schedule::WarmupLinear { peak_lr, warmup_epochs, warmup_steps, final_lr } => {
+            let rise = rise(plan, *warmup_epochs, *warmup_steps);
+            if position.start < rise {
+                peak_lr * fraction(position.end, rise)
+            } else {
+                peak_lr + (final_lr - peak_lr) * fraction(position.start - rise, total - rise)
             }
         }
         Schedule::OneCycle { peak_lr, pct_start, div_factor, final_div_factor } => {
@@ -85,7 +95,10 @@ fn scheduled(schedule: &Schedule, plan: &TrainingPlan, position: UpdatePosition)
 pub(crate) fn turns(schedule: &Schedule, plan: &TrainingPlan) -> Vec<f64> {
     match schedule {
         Schedule::Constant { .. } => Vec::new(),
-        Schedule::WarmupCosine { warmup_epochs, .. } => vec![*warmup_epochs],
+        Schedule::WarmupCosine { warmup_epochs, warmup_steps, .. }
+        | Schedule::WarmupLinear { warmup_epochs, warmup_steps, .. } => {
+            vec![rise(plan, *warmup_epochs, *warmup_steps)]
+        }
         Schedule::OneCycle { pct_start, .. } => {
             let rise_end = pct_start * f64::from(plan.epochs);
             vec![rise_end - update_length(plan, rise_end)]
@@ -102,6 +115,14 @@ pub(crate) fn turns(schedule: &Schedule, plan: &TrainingPlan) -> Vec<f64> {
 #[must_use]
 pub fn linearly_scaled(lr: f64, global_batch: u64, other_batch: u64) -> f64 {
     lr * other_batch as f64 / global_batch.max(1) as f64
+}
+
+/// Length of the rise in epochs, from one of the two units. Steps are those of the first epoch.
+fn rise(plan: &TrainingPlan, epochs: f64, steps: u64) -> f64 {
+    match steps {
+        0 => epochs,
+        steps => steps as f64 / plan.steps_of(Epoch(0)).max(1) as f64,
+    }
 }
 
 /// Length of the update that ends at `position`, in epochs.
@@ -164,6 +185,26 @@ mod tests {
         }
     }
 
+    fn cosine(warmup_epochs: f64, warmup_steps: u64, final_lr: f64) -> Schedule {
+        Schedule::WarmupCosine { peak_lr: 1.0, warmup_epochs, warmup_steps, final_lr }
+    }
+
+    #[test]
+    fn a_warmup_in_steps_is_the_same_as_that_in_epochs() {
+        assert_close(&rates(&cosine(0.0, 6, 0.2), 3, 4), &rates(&cosine(1.5, 0, 0.2), 3, 4));
+    }
+
+    #[test]
+    fn warmup_rises_in_equal_parts_and_the_line_falls_to_the_final_rate() {
+        let schedule = Schedule::WarmupLinear {
+            peak_lr: 1.0,
+            warmup_epochs: 0.0,
+            warmup_steps: 2,
+            final_lr: 0.2,
+        };
+        assert_close(&rates(&schedule, 2, 3), &[0.5, 1.0, 1.0, 0.8, 0.6, 0.4]);
+    }
+
     #[test]
     fn constant_never_changes() {
         assert_close(&rates(&Schedule::Constant { lr: 0.3 }, 2, 2), &[0.3; 4]);
@@ -171,7 +212,7 @@ mod tests {
 
     #[test]
     fn warmup_rises_in_equal_parts_and_the_cosine_falls_to_the_final_rate() {
-        let schedule = Schedule::WarmupCosine { peak_lr: 1.0, warmup_epochs: 1.0, final_lr: 0.2 };
+        let schedule = cosine(1.0, 0, 0.2);
         let half = |done: f64| 0.2 + 0.4 * (1.0 + (PI * done).cos());
         let expected = [0.25, 0.5, 0.75, 1.0, 1.0, half(0.25), 0.6, half(0.75)];
         assert_close(&rates(&schedule, 2, 4), &expected);
@@ -180,8 +221,7 @@ mod tests {
 
     #[test]
     fn warmup_may_end_within_an_epoch_or_be_absent() {
-        let warmup =
-            |warmup_epochs| Schedule::WarmupCosine { peak_lr: 1.0, warmup_epochs, final_lr: 0.0 };
+        let warmup = |epochs| cosine(epochs, 0, 0.0);
         let ragged = rates(&warmup(0.3), 1, 5);
         assert_close(&ragged[..2], &[0.2 / 0.3, 1.0]);
         assert!(ragged.windows(2).skip(1).all(|pair| pair[1] < pair[0]), "{ragged:?}");

@@ -35,6 +35,8 @@ pub enum Reduction {
     Mean,
     /// A function of the predictions and targets of all samples together.
     AllSamples,
+    /// `e` to the mean loss.
+    ExponentialOfLoss,
 }
 
 const LOSS: Metric = mean("loss", "loss", MetricDirection::Lower, false);
@@ -43,6 +45,18 @@ const CLASSIFICATION: &[Metric] = &[
     mean("top1", "top-1", MetricDirection::Higher, true),
     mean("top5", "top-5", MetricDirection::Higher, true),
     LOSS,
+];
+
+const NEXT_TOKEN: &[Metric] = &[
+    LOSS,
+    Metric {
+        name: Cow::Borrowed("perplexity"),
+        title: Cow::Borrowed("perplexity"),
+        direction: MetricDirection::Lower,
+        reduction: Reduction::ExponentialOfLoss,
+        is_fraction: false,
+    },
+    mean("token_accuracy", "token accuracy", MetricDirection::Higher, true),
 ];
 
 const REGRESSION: &[Metric] = &[
@@ -62,6 +76,7 @@ pub fn metrics(spec: &JobSpec) -> Vec<Metric> {
     match spec.loss.kind {
         LossKind::CrossEntropy => CLASSIFICATION.to_vec(),
         LossKind::Mse | LossKind::Huber => REGRESSION.to_vec(),
+        LossKind::NextToken => NEXT_TOKEN.to_vec(),
         LossKind::Program => {
             // Also if a built-in task has a metric of this name, which is a function of all samples.
             let mean = |name: &String| Metric { reduction: Reduction::Mean, ..find(name) };
@@ -92,7 +107,7 @@ pub fn best_first(spec: &JobSpec) -> Vec<Metric> {
 /// better unless its name ends as one of [`LOWER_IS_BETTER`].
 #[must_use]
 pub fn find(name: &str) -> Metric {
-    let mut known = [CLASSIFICATION, REGRESSION].into_iter().flatten();
+    let mut known = [CLASSIFICATION, REGRESSION, NEXT_TOKEN].into_iter().flatten();
     known.find(|metric| metric.name == name).cloned().unwrap_or_else(|| Metric {
         name: name.to_owned().into(),
         title: name.to_owned().into(),

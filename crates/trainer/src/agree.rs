@@ -147,8 +147,8 @@ fn difference(all: &[Entrant], reference: usize, rank: usize, spec: &JobSpec) ->
     let (expected, found) = (all.get(reference)?, all.get(rank)?);
     if found.program != expected.program {
         return Some(format!(
-            "rank {rank} and rank {reference} have different programs in {}: copy the same file to all machines",
-            spec.model.program
+            "rank {rank} and rank {reference} have different networks in {}: copy the same files to all machines",
+            spec.model.definition()
         ));
     }
     expected.data.difference(reference, &found.data, rank, spec)

@@ -263,6 +263,7 @@ pub fn combine_evaluations(evaluations: &[&BatchEvaluation], spec: &JobSpec) -> 
     let value = |metric: &Metric| {
         let value = match (&*metric.name, &fit) {
             ("loss", _) => share(sums.loss),
+            _ if metric.reduction == Reduction::ExponentialOfLoss => share(sums.loss).exp(),
             ("mae", Some(fit)) => fit.mae,
             ("pearson", Some(fit)) => correlation(fit.pearson),
             ("spearman", Some(fit)) => correlation(fit.spearman),

@@ -3,9 +3,10 @@
 use std::{ops::Range, path::Path, sync::Arc, time::Duration};
 
 use baton_data::{
-    Batch, CpuShare, Dataset, EpochOrder, InputType, Loader, LoaderStats, Options, Preprocessing,
-    Request, SampleBlocks, SampleOrder, Source,
+    Batch, CpuShare, Dataset, EpochOrder, InputType, Items, Loader, LoaderStats, Options,
+    Preprocessing, Request, SampleBlocks, SampleOrder, Source,
 };
+use baton_language::model::read_decoder;
 use baton_recipe::{
     InputKind, JobSpec,
     dry_run::unusable_batches,
@@ -22,6 +23,7 @@ pub struct JobInputs {
     train: Arc<Dataset>,
     val: Arc<Dataset>,
     order: SampleOrder,
+    items: Arc<Items>,
     spec: Arc<JobSpec>,
     plan: TrainingPlan,
     cpus: CpuShare,
@@ -63,13 +65,16 @@ impl JobInputs {
     /// A file that cannot be read, a label out of range, a set that is too small for a batch or does not fit the model.
     pub fn open(spec: &Arc<JobSpec>, cache_dir: &Path) -> Result<Self, Error> {
         let data = &spec.data;
+        let vocabulary = vocabulary(spec)?;
         let open = |location: &str| -> Result<Arc<Dataset>, Error> {
-            let set = Dataset::open(Source::of_recipe(spec, location, cache_dir.to_owned()))?;
+            let source = Source::of_recipe(spec, location, cache_dir.to_owned());
+            let set = Dataset::open(Source { vocabulary, ..source })?;
             check_input_type(spec, &set, location)?;
             Ok(Arc::new(set))
         };
         let (train, val) = (open(&data.train)?, open(&data.val)?);
-        let samples = train.len();
+        let items = Items::new(spec, &train)?;
+        let samples = items.count(train.len());
         let plan = TrainingPlan::new(spec, samples);
         let unusable = unusable_batches(spec, samples);
         if !unusable.is_empty() {
@@ -89,9 +94,13 @@ impl JobInputs {
                 described(val.input_type())
             )));
         }
-        let order =
-            SampleOrder::new(data.order, spec.seed, data.shuffle_window, train.sample_blocks()?);
-        Ok(Self { train, val, order, spec: spec.clone(), plan, cpus: CpuShare::default() })
+        let blocks = match items.are_packed() {
+            true => SampleBlocks::of_files(&[samples]),
+            false => train.sample_blocks()?,
+        };
+        let order = SampleOrder::new(data.order, spec.seed, data.shuffle_window, blocks);
+        let (items, spec) = (Arc::new(items), spec.clone());
+        Ok(Self { train, val, order, items, spec, plan, cpus: CpuShare::default() })
     }
 
     /// Limits the loaders to the rank's share of CPU cores, if the recipe pins threads.
@@ -105,6 +114,17 @@ impl JobInputs {
     #[must_use]
     pub fn plan(&self) -> &TrainingPlan {
         &self.plan
+    }
+
+    /// What the loss of the next batch is divided by.
+    pub(crate) fn next_weight(&self, progress: &Progress) -> u64 {
+        let batch = self.plan.next_batch(progress);
+        if !self.items.are_texts() {
+            return batch;
+        }
+        let order = self.order.epoch(progress.epoch.0);
+        let positions = progress.cursor..progress.cursor + batch;
+        self.items.weight(progress.epoch.0, positions.map(|position| order.at(position)))
     }
 
     /// What must be equal on all ranks.
@@ -137,6 +157,7 @@ impl JobInputs {
             set: self.train.clone(),
             order: None,
             orders: self.order.clone(),
+            items: self.items.clone(),
             per_update: u64::from(train.virtual_ranks) * each,
             next: micro_batches.start,
             mine: micro_batches,
@@ -148,9 +169,13 @@ impl JobInputs {
     /// Number of validation samples that an evaluation of this extent uses.
     pub(crate) fn val_samples(&self, extent: Extent) -> u64 {
         let all = self.val.len();
-        match extent {
+        let samples = match extent {
             Extent::Full => all,
             Extent::Subset => (all as f64 * self.spec.evaluation.subset).ceil() as u64,
+        };
+        match self.spec.evaluation.samples {
+            0 => samples,
+            most => samples.min(most),
         }
     }
 
@@ -285,6 +310,7 @@ struct MicroBatches<V> {
     /// Sample order of the epoch of the last request.
     order: Option<EpochOrder>,
     orders: SampleOrder,
+    items: Arc<Items>,
     /// Number of micro-batches in one update, over all ranks.
     per_update: u64,
     /// Numbers of this rank's micro-batches within an update.
@@ -308,12 +334,15 @@ impl<V: Fn(u32) -> Preprocessing> Iterator for MicroBatches<V> {
             None => {
                 let order = self.orders.epoch(epoch);
                 let next = (epoch + 1 < self.plan.epochs).then(|| self.orders.epoch(epoch + 1));
-                self.set.plan_prefetch(&order, cursor, next.as_ref());
+                // The order of packed texts is not that of samples; all their shards have been fetched.
+                if !self.items.are_packed() {
+                    self.set.plan_prefetch(&order, cursor, next.as_ref());
+                }
                 order
             }
         };
         let positions = cursor + share(self.next)..cursor + share(self.next + 1);
-        let samples = positions.map(|position| order.at(position)).collect();
+        let samples = positions.flat_map(|at| self.items.samples(epoch, order.at(at))).collect();
         let preprocessing = (self.preprocessing)(self.plan.resolution(self.progress.epoch));
         self.order = Some(order);
         self.next += 1;
@@ -325,10 +354,25 @@ impl<V: Fn(u32) -> Preprocessing> Iterator for MicroBatches<V> {
     }
 }
 
+/// Number of token ids of a recipe's model; `None` if it is not a language model.
+///
+/// # Errors
+/// The model cannot be read.
+fn vocabulary(spec: &JobSpec) -> Result<Option<u64>, Error> {
+    if !spec.model.arch.is_causal_lm() {
+        return Ok(None);
+    }
+    let (_, decoder) = read_decoder(spec.model.path.as_ref())
+        .map_err(|error| Error::Mismatch(format!("model.path: {error}")))?;
+    Ok(Some(decoder.vocabulary))
+}
+
 /// Checks that the model accepts samples of this type.
 fn check_input_type(spec: &JobSpec, set: &Dataset, location: &str) -> Result<(), Error> {
     let sees = match (set.input_type(), spec.model.arch.input_kind()) {
-        (_, InputKind::Anything) | (InputType::Image, InputKind::Images) => return Ok(()),
+        (_, InputKind::Anything)
+        | (InputType::Image, InputKind::Images)
+        | (InputType::Tokens, InputKind::Tokens) => return Ok(()),
         (InputType::Array(shape), InputKind::Signals) if (1..=2).contains(&shape.len()) => {
             return Ok(());
         }
@@ -348,6 +392,7 @@ fn described(input_type: &InputType) -> String {
     match input_type {
         InputType::Image => "images".to_owned(),
         InputType::Array(shape) => format!("arrays of shape {shape:?}"),
+        InputType::Tokens => "texts".to_owned(),
     }
 }
 
@@ -401,6 +446,7 @@ mod tests {
                 plan: plan.clone(),
                 set: set.clone(),
                 order: None,
+                items: Arc::default(),
                 orders: order.clone(),
                 per_update: u64::from(virtual_ranks) * accumulation,
                 next: u64::from(block.start) * accumulation,

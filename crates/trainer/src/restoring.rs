@@ -287,7 +287,7 @@ fn changes(
 ) -> Result<Vec<String>, Error> {
     let mut changes = spec.changes_since(&manifest.recipe);
     if manifest.program.as_deref().is_some_and(|digest| program != Some(digest)) {
-        changes.push(format!("the program {} is another one", spec.model.program));
+        changes.push(format!("the network in {} is another one", spec.model.definition()));
     }
     if let Some(samples) = manifest.train_samples.filter(|samples| *samples != plan.samples) {
         changes.push(format!(

@@ -33,7 +33,7 @@ pub(crate) fn before(job: &TrainingJob, progress: &Progress) -> NextStep {
             lr,
             micro_batches: spec.train.virtual_ranks * spec.train.grad_accumulation,
         },
-        scale: 1.0 / plan.next_batch(progress) as f32,
+        scale: 1.0 / job.inputs.next_weight(progress) as f32,
         batch: BatchMark { epoch: progress.epoch, cursor: progress.cursor },
         report: StepReport {
             step: after.step,
@@ -44,7 +44,7 @@ pub(crate) fn before(job: &TrainingJob, progress: &Progress) -> NextStep {
             lr,
             resolution: match job.inputs.input_type() {
                 InputType::Image => plan.resolution(progress.epoch),
-                InputType::Array(_) => 0,
+                InputType::Array(_) | InputType::Tokens => 0,
             },
             global_batch: plan.global_batch(progress.epoch),
             ..StepReport::default()

@@ -273,6 +273,8 @@ impl RankProcess {
                 return Network::of_program(program, self.spec.precision.compute, resolution).ok();
             }
             let input = match input {
+                // No plan says what of a language model would fit.
+                InputType::Tokens => return None,
                 InputType::Image => InputShape::Image { resolution: u64::from(resolution) },
                 InputType::Array(shape) => {
                     let (length, channels) = shape.split_last()?;

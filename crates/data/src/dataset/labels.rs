@@ -1,6 +1,9 @@
 //! Labels of samples: a class, or target values.
 
-use baton_recipe::{JobSpec, spec::OnBadSample};
+use baton_recipe::{
+    JobSpec,
+    spec::{LossKind, OnBadSample},
+};
 
 use super::Source;
 use crate::{
@@ -18,6 +21,8 @@ pub enum Labels {
     /// Targets of a regression, this many per sample, finite as f32. A single target may be in an Int or Float field;
     /// otherwise an array or tensor field with that number of elements is needed.
     Values(u32),
+    /// A label for each token of a text.
+    Tokens,
 }
 
 impl Labels {
@@ -25,14 +30,18 @@ impl Labels {
     #[must_use]
     pub fn of_recipe(spec: &JobSpec) -> Self {
         let outputs = spec.model.num_classes;
-        if spec.loss.kind.takes_classes() { Self::Classes(outputs) } else { Self::Values(outputs) }
+        match spec.loss.kind {
+            LossKind::CrossEntropy => Self::Classes(outputs),
+            LossKind::NextToken => Self::Tokens,
+            LossKind::Mse | LossKind::Huber | LossKind::Program => Self::Values(outputs),
+        }
     }
 
     /// Number of targets per sample; 0 if the labels are integers.
     #[must_use]
     pub fn targets(self) -> usize {
         match self {
-            Self::Ints | Self::Classes(_) => 0,
+            Self::Ints | Self::Classes(_) | Self::Tokens => 0,
             Self::Values(outputs) => outputs as usize,
         }
     }
@@ -44,6 +53,8 @@ pub(crate) enum LabelColumn {
     Classes(IntColumn),
     /// Targets.
     Values(ValueColumn),
+    /// They are read with the tokens.
+    Tokens,
 }
 
 /// A field whose values become f32.
@@ -68,17 +79,18 @@ impl LabelColumn {
             Labels::Ints => Ok(Self::Classes(beton.int_column(name)?)),
             Labels::Classes(_) => classes(beton, name),
             Labels::Values(outputs) => targets(beton, name, outputs),
+            Labels::Tokens => Ok(Self::Tokens),
         }
     }
 
     /// Checks every label, unless bad samples are skipped during training.
     pub(super) fn check(&self, beton: &Beton, source: &Source) -> Result<(), Error> {
         match source.labels {
-            Labels::Ints => Ok(()),
+            Labels::Ints | Labels::Tokens => Ok(()),
             Labels::Classes(num_classes) => self.check_classes(beton, num_classes),
             Labels::Values(_) if source.on_bad_sample == OnBadSample::Skip => Ok(()),
             Labels::Values(_) => match self {
-                Self::Classes(_) => Ok(()),
+                Self::Classes(_) | Self::Tokens => Ok(()),
                 Self::Values(column) => column.check(beton, &source.label_field),
             },
         }
@@ -99,7 +111,7 @@ impl LabelColumn {
     pub(crate) fn class(&self, beton: &Beton, sample: u64) -> Result<i64, Error> {
         match self {
             Self::Classes(column) => beton.int(column, sample),
-            Self::Values(_) => Ok(0),
+            Self::Values(_) | Self::Tokens => Ok(0),
         }
     }
 
@@ -112,7 +124,7 @@ impl LabelColumn {
         targets: &mut Vec<f32>,
     ) -> Result<(), Error> {
         match self {
-            Self::Classes(_) => {
+            Self::Classes(_) | Self::Tokens => {
                 targets.clear();
                 Ok(())
             }

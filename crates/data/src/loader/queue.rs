@@ -57,6 +57,8 @@ pub(super) struct SampleResult<'a> {
     pub(super) sample: Option<(u64, i64)>,
     /// Elements of its array; empty for images.
     pub(super) values: &'a [f32],
+    /// Tokens and labels of its text; empty for others.
+    pub(super) tokens: (&'a [i64], &'a [i64]),
     /// Values of the extra fields.
     pub(super) extras: &'a [Vec<f32>],
     /// Target values; empty for a classification.
@@ -208,6 +210,8 @@ struct OpenBatch {
     /// Pieces of finished samples.
     pieces: Vec<BytesMut>,
     piece_bytes: usize,
+    /// Tokens and labels of each finished text.
+    texts: Vec<(Vec<i64>, Vec<i64>)>,
     /// Number of samples claimed so far; they are claimed in order.
     claimed: usize,
     /// Number of samples not finished yet.
@@ -231,7 +235,7 @@ impl OpenBatch {
             (InputType::Image, memory) => {
                 rest = match memory {
                     Inputs::Images { pixels, .. } => pixels,
-                    Inputs::Arrays { .. } => BytesMut::new(),
+                    Inputs::Arrays { .. } | Inputs::Tokens { .. } => BytesMut::new(),
                 };
                 let bytes = missing * piece_bytes;
                 if rest.capacity() < bytes {
@@ -245,20 +249,22 @@ impl OpenBatch {
             (InputType::Array(shape), memory) => {
                 let mut values = match memory {
                     Inputs::Arrays { values, .. } => values,
-                    Inputs::Images { .. } => Vec::new(),
+                    Inputs::Images { .. } | Inputs::Tokens { .. } => Vec::new(),
                 };
                 values.resize(missing * shape.iter().product::<u64>() as usize, 0.0);
                 Inputs::Arrays { values, shape: shape.clone() }
             }
+            // Texts have different lengths: they are joined at the end.
+            (InputType::Tokens, _) => Inputs::Tokens { tokens: Vec::new(), lengths: Vec::new() },
         };
         batch.extras.resize_with(extra_lens.len(), Vec::new);
         for (values, len) in batch.extras.iter_mut().zip(extra_lens) {
             values.clear();
             values.resize(missing * *len as usize, 0.0);
         }
-        let has_targets = matches!(labels, Labels::Values(_));
+        let has_classes = matches!(labels, Labels::Ints | Labels::Classes(_));
         batch.labels.clear();
-        batch.labels.resize(if has_targets { 0 } else { missing }, 0);
+        batch.labels.resize(if has_classes { missing } else { 0 }, 0);
         batch.targets.clear();
         batch.targets.resize(missing * labels.targets(), 0.0);
         batch.samples = samples;
@@ -271,6 +277,10 @@ impl OpenBatch {
             rest,
             pieces,
             piece_bytes,
+            texts: vec![
+                Default::default();
+                if *input_type == InputType::Tokens { missing } else { 0 }
+            ],
             claimed: 0,
             missing,
             left_out: Vec::new(),
@@ -312,6 +322,9 @@ impl OpenBatch {
         if let Inputs::Arrays { values, .. } = &mut self.batch.inputs {
             put(result.values, position, values);
         }
+        if let Some(text) = self.texts.get_mut(position) {
+            *text = (result.tokens.0.to_vec(), result.tokens.1.to_vec());
+        }
     }
 
     fn fail(&mut self, claim: Claim, error: Error) {
@@ -334,6 +347,13 @@ impl OpenBatch {
             }
             // Also keep unused memory, so that it can be reused for a larger batch.
             pixels.unsplit(self.rest);
+        }
+        if let Inputs::Tokens { tokens, lengths } = &mut batch.inputs {
+            for (text, labels) in self.texts {
+                lengths.push(text.len() as i64);
+                tokens.extend(text);
+                batch.labels.extend(labels);
+            }
         }
         self.left_out.sort_unstable();
         for position in self.left_out.into_iter().rev() {
@@ -388,6 +408,7 @@ mod tests {
         Ok(SampleResult {
             sample,
             values: &[],
+            tokens: (&[], &[]),
             extras: &[],
             targets: &[],
             skipped: 0,

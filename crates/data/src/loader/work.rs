@@ -24,6 +24,8 @@ pub(super) struct Worker<'a> {
     array: Vec<u8>,
     /// Elements of the last array.
     values: Vec<f32>,
+    /// Tokens and labels of the last text.
+    tokens: (Vec<i64>, Vec<i64>),
     /// Values of the extra fields of the last sample.
     extras: Vec<Vec<f32>>,
     /// Target values of the last sample.
@@ -33,8 +35,9 @@ pub(super) struct Worker<'a> {
 impl<'a> Worker<'a> {
     pub(super) fn new(dataset: &'a Dataset) -> Result<Self, Error> {
         let (array, values, targets) = (Vec::new(), Vec::new(), Vec::new());
+        let tokens = (Vec::new(), Vec::new());
         let extras = vec![Vec::new(); dataset.extra_lens().len()];
-        Ok(Self { dataset, decoder: Decoder::new()?, array, values, extras, targets })
+        Ok(Self { dataset, decoder: Decoder::new()?, array, values, tokens, extras, targets })
     }
 
     /// Prepares the claimed sample. If it is bad and bad samples are skipped, training uses the next good sample of the
@@ -66,6 +69,7 @@ impl<'a> Worker<'a> {
         Ok(SampleResult {
             sample,
             values: &self.values,
+            tokens: (&self.tokens.0, &self.tokens.1),
             extras: &self.extras,
             targets: &self.targets,
             skipped,
@@ -90,6 +94,10 @@ impl<'a> Worker<'a> {
             }
             InputLocation::Array(column) => {
                 shard.beton.array_as_f32(column, local, &mut self.array, &mut self.values)?;
+            }
+            InputLocation::Tokens(column) => {
+                let (tokens, labels) = &mut self.tokens;
+                column.read(&shard.beton, local, &mut self.array, (tokens, labels))?;
             }
         }
         let Shard { beton, extras, labels, .. } = &*shard;

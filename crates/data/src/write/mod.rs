@@ -17,6 +17,7 @@
 //! | `jpeg` | libjpeg-turbo |
 //! | `pipeline` | threads that encode images, with results in order |
 //! | `images` | [`write_images`]: files, shards, bad images |
+//! | `text` | [`TextWriter`]: token ids with labels |
 //! | `progress` | record of the finished shards |
 
 mod draft;
@@ -29,6 +30,7 @@ mod jpeg;
 mod pipeline;
 mod progress;
 mod source;
+mod text;
 
 pub use self::{
     encoding::{Encoding, JpegSelection},
@@ -39,4 +41,5 @@ pub use self::{
         ImageCounts, OnBadImage, Options, OutputFile, Summary, WriteEvent, shard_path, write_images,
     },
     source::{EXTENSIONS, Item, Source},
+    text::TextWriter,
 };

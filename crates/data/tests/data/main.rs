@@ -12,5 +12,6 @@ mod kit;
 mod loader;
 mod regression;
 mod sketch;
+mod text;
 mod write;
 mod write_images;

@@ -22,9 +22,12 @@ static MODELS: &[Model] = &[
     Model { name: "linear", input: InputKind::Anything, describe: None },
     // A program that `torch.export` wrote; `crates/program` describes it.
     Model { name: PROGRAM, input: InputKind::Anything, describe: None },
+    // A language model in the form of Hugging Face; `crates/language` describes it.
+    Model { name: CAUSAL_LM, input: InputKind::Tokens, describe: None },
 ];
 
 const PROGRAM: &str = "program";
+const CAUSAL_LM: &str = "causal_lm";
 
 /// The kind of input that a network accepts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +38,8 @@ pub enum InputKind {
     Signals,
     /// Images or arrays.
     Anything,
+    /// Token ids.
+    Tokens,
 }
 
 #[derive(Debug)]
@@ -86,7 +91,7 @@ impl Arch {
     /// Whether it is the softmax regression in plain Rust, which has no description.
     #[must_use]
     pub fn is_linear(self) -> bool {
-        self.0.describe.is_none() && !self.is_program()
+        self.0.describe.is_none() && !self.is_program() && !self.is_causal_lm()
     }
 
     /// Whether it is a program in a file.
@@ -95,7 +100,13 @@ impl Arch {
         self.name() == PROGRAM
     }
 
-    /// The description of the network; absent for `linear` and `program`.
+    /// Whether it is a language model in a folder.
+    #[must_use]
+    pub fn is_causal_lm(self) -> bool {
+        self.name() == CAUSAL_LM
+    }
+
+    /// The description of the network; absent for `linear`, `program` and `causal_lm`.
     #[must_use]
     pub fn describe(self, options: &NetworkOptions) -> Option<NetworkDescription> {
         self.0.describe.map(|describe| describe(options))

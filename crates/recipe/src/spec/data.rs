@@ -13,7 +13,8 @@ pub struct Data {
     pub train: String,
     /// Validation set, in the same form as `train`.
     pub val: String,
-    /// Name of the field with the model's input: RGB images, or arrays for `resnet34_1d` and `linear`.
+    /// Name of the field with the model's input: RGB images, or arrays for `resnet34_1d` and `linear`. Ignored by
+    /// `causal_lm`, which reads what `baton data tokenize` wrote.
     #[serde(default = "input_field")]
     pub input_field: String,
     /// Names of further fields that a program takes as inputs of these names: Int, Float, arrays. Their values become
@@ -23,6 +24,13 @@ pub struct Data {
     /// Name of the field with the target: Int for classes, Int or Float for a regression.
     #[serde(default = "label_field")]
     pub label_field: String,
+    /// Most tokens of a sample and, with `packing`, of a pack, 8..1048576; required by `causal_lm`, and only for it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub sequence: u32,
+    /// Fill every sequence with several short samples, none of which sees another; `causal_lm` only. `global_batch` then
+    /// counts sequences. Which samples share one depends on the seed and the epoch; their number is the same in all epochs.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub packing: bool,
     /// Order of the samples in an epoch: `random`, `sequential`, or `quasi_random` (for data that does not fit into
     /// memory). Each order depends only on the seed and the epoch.
     #[serde(default)]
@@ -67,6 +75,14 @@ pub struct Data {
     pub std: [f32; 3],
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(value: &u32) -> bool {
+    *value == 0
+}
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_false(value: &bool) -> bool {
+    !value
+}
 fn input_field() -> String {
     "image".to_owned()
 }
@@ -149,6 +165,33 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
     rules.within("data.decode_threads", data.decode_threads, 1..=256);
     rules.within("data.prefetch_batches", data.prefetch_batches, 1..=64);
     extra_fields(spec, rules);
+    sequences(spec, rules);
+}
+
+/// Longest sequence, in tokens.
+const MAX_SEQUENCE: u32 = 1 << 20;
+
+fn sequences(spec: &JobSpec, rules: &mut Rules) {
+    let data = &spec.data;
+    if !spec.model.arch.is_causal_lm() {
+        let only_tokens = "needs model.arch = \"causal_lm\"";
+        rules.check(data.sequence == 0, "data.sequence", data.sequence, only_tokens);
+        rules.check(!data.packing, "data.packing", true, only_tokens);
+        return;
+    }
+    rules.within("data.sequence", data.sequence, 8..=MAX_SEQUENCE);
+    rules.check(
+        data.on_bad_sample == OnBadSample::Fail,
+        "data.on_bad_sample",
+        "skip",
+        "would replace a text by one of another length: set it to \"fail\" with model.arch = \"causal_lm\"",
+    );
+    rules.check(
+        data.order != Order::QuasiRandom,
+        "data.order",
+        "quasi_random",
+        "is not supported by model.arch = \"causal_lm\": choose random or sequential",
+    );
 }
 
 fn extra_fields(spec: &JobSpec, rules: &mut Rules) {

@@ -11,10 +11,11 @@ use serde_json::Value;
 use super::{Error, JobSpec};
 
 /// Fields and sections that do not affect the resulting weights: where a job runs, how its data is prepared, how often
-/// it is saved and when it stops; and where a program is, whose content checkpoints compare by its digest.
-const NO_EFFECT_ON_WEIGHTS: [&str; 10] = [
+/// it is saved and when it stops; and where a program or a language model is, whose content checkpoints compare by its digest.
+const NO_EFFECT_ON_WEIGHTS: [&str; 11] = [
     "name",
     "model.program",
+    "model.path",
     "checkpoint",
     "cluster",
     "limits",

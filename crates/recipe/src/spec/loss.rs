@@ -49,6 +49,8 @@ pub enum LossKind {
     Huber,
     /// The program itself returns the loss.
     Program,
+    /// Language models: cross entropy of every next token that has a label; the mean over these tokens.
+    NextToken,
 }
 
 impl LossKind {
@@ -57,9 +59,29 @@ impl LossKind {
     pub fn takes_classes(self) -> bool {
         self == Self::CrossEntropy
     }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::CrossEntropy => "cross_entropy",
+            Self::Mse => "mse",
+            Self::Huber => "huber",
+            Self::Program => "program",
+            Self::NextToken => "next_token",
+        }
+    }
 }
 
 pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
+    let is_lm = spec.model.arch.is_causal_lm();
+    rules.check(
+        is_lm == (spec.loss.kind == LossKind::NextToken),
+        "loss.kind",
+        spec.loss.kind.name(),
+        match is_lm {
+            true => "must be next_token with model.arch = \"causal_lm\"",
+            false => "needs model.arch = \"causal_lm\"",
+        },
+    );
     rules.below_1("loss.label_smoothing", spec.loss.label_smoothing);
     rules.positive("loss.huber_delta", spec.loss.huber_delta);
     program(spec, rules);

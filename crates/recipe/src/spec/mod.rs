@@ -14,6 +14,7 @@
 //! default that affects the weights changes; and no rule refuses a value that an earlier version trained with.
 //! [`JobSpec::recipe_hash`] may change, as it is only displayed.
 
+mod adapter;
 mod augment;
 mod checkpoint;
 mod cluster;
@@ -42,6 +43,7 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use self::model::ignored;
 pub use self::{
+    adapter::{ALL_LINEAR, Adapter, BaseFormat},
     augment::Augment,
     checkpoint::Checkpoint,
     cluster::{Cluster, CollectiveKind, DeviceChoice},
@@ -73,6 +75,9 @@ pub struct JobSpec {
     pub seed: u64,
     /// The network.
     pub model: ModelSpec,
+    /// Low-rank adapters of a language model; absent means that all weights are trained.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub adapter: Option<Adapter>,
     /// The data sets and how they are read.
     pub data: Data,
     /// Random changes to training images.

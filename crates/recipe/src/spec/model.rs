@@ -6,7 +6,7 @@ pub use baton_model::Arch;
 use baton_model::{InputKind, NetworkDescription, NetworkOptions};
 use serde::{Deserialize, Serialize};
 
-use super::{Compute, JobSpec, NamePatterns, OptimizerSpec, Violation, rules::Rules};
+use super::{Compute, JobSpec, LossKind, NamePatterns, OptimizerSpec, Violation, rules::Rules};
 
 /// The network.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -14,13 +14,19 @@ use super::{Compute, JobSpec, NamePatterns, OptimizerSpec, Violation, rules::Rul
 pub struct ModelSpec {
     /// `resnet18`, `resnet34`, `resnet50`, `resnet101`, `resnet152` (torchvision's, v1.5); `resnet34_1d`
     /// for signals: kernels of nine samples; `program`: any PyTorch network, exported to the file in `program`;
-    /// `linear`: softmax regression in plain Rust, for tests of everything except the network.
+    /// `causal_lm`: a language model in the folder `path`; `linear`: softmax regression in plain Rust, for tests of
+    /// everything except the network.
     pub arch: Arch,
+    /// With `arch = "causal_lm"`: a folder with `config.json` and safetensors files, as Hugging Face has them. Families:
+    /// `llama` (also SmolLM), `mistral`, `qwen2`, `qwen3`, `gemma2`, `gemma3_text`.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub path: String,
     /// With `arch = "program"`: a file that `torch.export.save` wrote.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub program: String,
     /// Number of outputs, at most 16777216: classes (at least 2), or values of a regression (at least 1). With
-    /// `loss.kind = "program"`: number of values of the target.
+    /// `loss.kind = "program"`: number of values of the target. Not for `causal_lm`, which predicts tokens.
+    #[serde(default)]
     pub num_classes: u32,
     /// Initialize the last BatchNorm scale of every residual block with 0 (Goyal et al. 2017, §5.1).
     #[serde(default)]
@@ -33,7 +39,8 @@ pub struct ModelSpec {
     /// ffcv-imagenet; images only.
     #[serde(default)]
     pub blur_pool: bool,
-    /// Initial weights: a safetensors file with torchvision's names; empty means random weights.
+    /// Initial weights: a safetensors file with torchvision's names; empty means random weights. With `[adapter]`: PEFT's
+    /// `adapter_model.safetensors`.
     #[serde(default)]
     pub pretrained: String,
     /// Do not load the classifier of `pretrained`, for another set of classes.
@@ -67,6 +74,12 @@ impl ModelSpec {
         let network = self.arch.describe(&options)?.frozen(&self.freeze);
         let without_decay = self.no_decay_patterns();
         Some(network.without_decay(|name| without_decay.matches(name)))
+    }
+
+    /// The file or folder that defines the network; empty if its name does.
+    #[must_use]
+    pub fn definition(&self) -> &str {
+        if self.arch.is_causal_lm() { &self.path } else { &self.program }
     }
 
     /// The patterns of [`freeze`](Self::freeze) for a program; none if one of them is no pattern, which a valid recipe
@@ -109,7 +122,11 @@ impl ModelSpec {
 const MAX_OUTPUTS: u32 = 1 << 24;
 
 pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
-    let min = if spec.loss.kind.takes_classes() { 2 } else { 1 };
+    let min = match spec.loss.kind {
+        LossKind::CrossEntropy => 2,
+        LossKind::NextToken => 0,
+        _ => 1,
+    };
     rules.check(
         spec.model.num_classes >= min,
         "model.num_classes",
@@ -126,6 +143,7 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
     );
     blocks(spec, rules);
     program(spec, rules);
+    causal_lm(spec, rules);
     patterns(spec, rules);
     if spec.model.arch.is_linear() {
         linear(spec, rules);
@@ -160,7 +178,7 @@ fn blocks(spec: &JobSpec, rules: &mut Rules) {
     }
     let pretrained = !model.pretrained.is_empty();
     rules.check(
-        frozen.is_empty() || pretrained || model.arch.is_program(),
+        frozen.is_empty() || pretrained || model.arch.is_program() || model.arch.is_causal_lm(),
         "model.freeze",
         listed(frozen),
         "would keep random weights: set model.pretrained to a file",
@@ -242,6 +260,45 @@ fn program(spec: &JobSpec, rules: &mut Rules) {
         "precision.fused",
         true,
         "has kernels only for the networks of model.arch other than \"program\": remove it",
+    );
+}
+
+/// Rules for language models.
+fn causal_lm(spec: &JobSpec, rules: &mut Rules) {
+    let (model, is_lm) = (&spec.model, spec.model.arch.is_causal_lm());
+    rules.check(
+        is_lm != model.path.is_empty(),
+        "model.path",
+        format!("{:?}", model.path),
+        match is_lm {
+            true => "must be the folder of the model, with config.json and safetensors files",
+            false => "needs model.arch = \"causal_lm\"",
+        },
+    );
+    if !is_lm {
+        return;
+    }
+    let mut unsupported = |used: bool, field: &'static str, value: &dyn Display| {
+        let rule = "is not supported by model.arch = \"causal_lm\": remove it";
+        rules.check(!used, field, value, rule);
+    };
+    unsupported(model.num_classes != 0, "model.num_classes", &model.num_classes);
+    unsupported(model.zero_init_gamma, "model.zero_init_gamma", &true);
+    unsupported(model.blur_pool, "model.blur_pool", &true);
+    unsupported(model.new_head, "model.new_head", &true);
+    unsupported(spec.precision.fused, "precision.fused", &true);
+    unsupported(!spec.train.phases.is_empty(), "train.phases", &"a list");
+    unsupported(spec.evaluation.flip, "evaluation.flip", &true);
+    let augment = &spec.augment;
+    unsupported(augment.mixup_alpha != 0.0, "augment.mixup_alpha", &augment.mixup_alpha);
+    let cutmix = augment.cutmix_probability;
+    unsupported(cutmix != 0.0, "augment.cutmix_probability", &cutmix);
+    let lars = matches!(spec.optimizer, OptimizerSpec::Lars { .. });
+    unsupported(lars, "optimizer.kind", &"lars");
+    unsupported(
+        !model.freeze.is_empty() && spec.adapter.is_some(),
+        "model.freeze",
+        &"a list beside [adapter], which freezes the whole model",
     );
 }
 

@@ -6,8 +6,8 @@ use std::{borrow::Cow, fmt::Display, ops::RangeInclusive};
 use toml::Value;
 
 use super::{
-    JobSpec, Violation, augment, checkpoint, cluster, data, ema, evaluation, guard, limits, loss,
-    model, optimizer, precision, schedule, train,
+    JobSpec, Violation, adapter, augment, checkpoint, cluster, data, ema, evaluation, guard,
+    limits, loss, model, optimizer, precision, schedule, train,
 };
 
 /// Maximum length of a job's name. File systems allow 255 bytes; some is left for suffixes.
@@ -27,6 +27,7 @@ pub(super) fn violations(spec: &JobSpec) -> Vec<Violation> {
     );
     for check in [
         model::check,
+        adapter::check,
         data::check,
         augment::check,
         train::check,

@@ -18,8 +18,26 @@ pub enum Schedule {
         /// Highest rate, at least 0.
         peak_lr: f64,
         /// Length of the linear rise in epochs, which may be fractional; below `train.epochs`.
+        #[serde(default)]
         warmup_epochs: f64,
+        /// The same in steps; only one of the two may be above 0.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        warmup_steps: u64,
         /// Rate at the end of the cosine, directly after the last step.
+        #[serde(default)]
+        final_lr: f64,
+    },
+    /// Linear rise from near 0 to the peak, then linear fall to `final_lr`.
+    WarmupLinear {
+        /// Highest rate, at least 0.
+        peak_lr: f64,
+        /// Length of the linear rise in epochs, which may be fractional; below `train.epochs`.
+        #[serde(default)]
+        warmup_epochs: f64,
+        /// The same in steps; only one of the two may be above 0.
+        #[serde(default)]
+        warmup_steps: u64,
+        /// Rate at the end of the fall, directly after the last step.
         #[serde(default)]
         final_lr: f64,
     },
@@ -57,6 +75,10 @@ pub enum Schedule {
     },
 }
 
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(value: &u64) -> bool {
+    *value == 0
+}
 fn pct_start() -> f64 {
     0.3
 }
@@ -77,10 +99,14 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
     };
     match &spec.schedule {
         Schedule::Constant { lr } => rate(rules, "schedule.lr", *lr),
-        Schedule::WarmupCosine { peak_lr, warmup_epochs, final_lr } => {
+        Schedule::WarmupCosine { peak_lr, warmup_epochs, warmup_steps, final_lr }
+        | Schedule::WarmupLinear { peak_lr, warmup_epochs, warmup_steps, final_lr } => {
             rate(rules, "schedule.peak_lr", *peak_lr);
             rate(rules, "schedule.final_lr", *final_lr);
             warmup(rules, *warmup_epochs, epochs);
+            let is_one = *warmup_epochs == 0.0 || *warmup_steps == 0;
+            let both = "cannot be combined with schedule.warmup_epochs: remove one of them";
+            rules.check(is_one, "schedule.warmup_steps", warmup_steps, both);
         }
         Schedule::OneCycle { peak_lr, pct_start, div_factor, final_div_factor } => {
             rate(rules, "schedule.peak_lr", *peak_lr);

@@ -530,3 +530,71 @@ fn values_that_the_network_ignores_are_refused_as_a_change_and_allowed_in_a_file
         assert!(error.contains(expected), "{error}");
     }
 }
+
+const LANGUAGE_MODEL: &str = r#"
+name = "tune"
+[model]
+arch = "causal_lm"
+path = "models/tiny"
+[adapter]
+rank = 8
+alpha = 16
+[data]
+train = "train.beton"
+val = "val.beton"
+sequence = 64
+packing = true
+[train]
+epochs = 2
+global_batch = 8
+[optimizer]
+kind = "adamw"
+[schedule]
+kind = "warmup_linear"
+peak_lr = 2.5e-4
+warmup_steps = 150
+[loss]
+kind = "next_token"
+"#;
+
+#[test]
+fn a_recipe_for_a_language_model_needs_no_number_of_classes() {
+    let spec = JobSpec::from_toml(LANGUAGE_MODEL, &[]).unwrap();
+    assert_eq!(JobSpec::from_json(&spec.to_json()).unwrap(), spec);
+    assert_eq!(JobSpec::from_toml(&spec.to_toml(), &[]).unwrap(), spec);
+    let adapter = spec.adapter.unwrap();
+    assert_eq!((adapter.scale(), adapter.targets), (2.0, vec!["all-linear".to_owned()]));
+}
+
+#[test]
+fn wrong_values_for_a_language_model_are_refused() {
+    for (change, expected) in [
+        ("model.path=''", "model.path = \"\": must be the folder of the model"),
+        ("model.num_classes=10", "model.num_classes = 10: is not supported by model.arch"),
+        ("adapter.rank=0", "adapter.rank = 0: must be 1..1024"),
+        ("adapter.alpha=0.0", "adapter.alpha = 0: must be above 0"),
+        ("adapter.alpha=-1.0", "adapter.alpha = -1: must be above 0"),
+        ("adapter.dropout=1.0", "adapter.dropout = 1: must be in [0, 1)"),
+        ("adapter.targets=[]", "adapter.targets = []: must name linear layers"),
+        ("data.sequence=0", "data.sequence = 0: must be 8..1048576"),
+        ("data.on_bad_sample=skip", "would replace a text by one of another length"),
+        ("data.order=quasi_random", "is not supported by model.arch"),
+        ("loss.kind=cross_entropy", "must be next_token with model.arch = \"causal_lm\""),
+        ("schedule.warmup_epochs=0.5", "cannot be combined with schedule.warmup_epochs"),
+        ("evaluation.best=top1", "its metrics are loss, perplexity, token_accuracy"),
+    ] {
+        let error =
+            JobSpec::from_toml(LANGUAGE_MODEL, &[change.to_owned()]).unwrap_err().to_string();
+        assert!(error.contains(expected), "{change}: {error}");
+    }
+    for (change, expected) in [
+        ("loss.kind=next_token", "needs model.arch = \"causal_lm\""),
+        ("data.sequence=64", "needs model.arch = \"causal_lm\""),
+        ("data.packing=true", "needs model.arch = \"causal_lm\""),
+        ("model.path=models/tiny", "needs model.arch = \"causal_lm\""),
+        ("adapter={rank=8,alpha=16}", "needs model.arch = \"causal_lm\""),
+    ] {
+        let error = refused(&[change]);
+        assert!(error.contains(expected), "{change}: {error}");
+    }
+}

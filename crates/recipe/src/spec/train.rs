@@ -15,7 +15,7 @@ pub struct Train {
     pub epochs: u32,
     /// Samples per step over all ranks, until the first phase; a multiple of `virtual_ranks` × `grad_accumulation`.
     pub global_batch: u32,
-    /// Side of the training images in pixels, until the first phase; 32..4096 (`linear`: from 1). Ignored for signals.
+    /// Side of the training images in pixels, until the first phase; 32..4096 (`linear`: from 1). Ignored for signals and texts.
     #[serde(default = "resolution")]
     pub resolution: u32,
     /// Number of parts of every global batch, independent of the number of ranks: a power of two up to 4096. It is also
@@ -107,7 +107,8 @@ fn batch(spec: &JobSpec, field: &'static str, value: u32, rules: &mut Rules) {
 /// Allowed sides of images, in pixels.
 pub(super) fn sides(spec: &JobSpec) -> RangeInclusive<u32> {
     let arch = spec.model.arch;
-    let smallest = if arch.is_linear() || arch.is_program() { 1 } else { 32 };
+    let is_any = arch.is_linear() || arch.is_program() || arch.is_causal_lm();
+    let smallest = if is_any { 1 } else { 32 };
     smallest..=4096
 }
 

@@ -1,6 +1,6 @@
 //! Copies batches from the loader to the device and normalises them.
 
-use baton_data::{Batch, Inputs};
+use baton_data::{Batch, Inputs, NO_LABEL};
 use baton_gpu::{Ticket, Uploads};
 use baton_recipe::spec::Data;
 use bytemuck::cast_slice;
@@ -61,6 +61,9 @@ impl DeviceInput {
 
     /// Starts copying `batch` to a GPU while the GPU computes.
     pub(super) fn prefetch(&mut self, batch: &Batch) -> Result<(), Error> {
+        if let Inputs::Tokens { .. } = batch.inputs {
+            return Ok(());
+        }
         if let Some(uploader) = &mut self.uploader {
             uploader.discard_ahead()?;
             let ticket = uploader.uploads.send(&parts(batch))?;
@@ -71,6 +74,9 @@ impl DeviceInput {
 
     /// The batch on the device, normalised.
     pub(super) fn load(&mut self, batch: &Batch) -> Result<NetworkInputs, Error> {
+        if let Inputs::Tokens { tokens, lengths } = &batch.inputs {
+            return self.load_texts(tokens, lengths, &batch.labels).during("copy inputs");
+        }
         let Some(uploader) = &mut self.uploader else {
             let inputs = flat_inputs(batch).and_then(|flat| self.normalise(batch, &flat));
             let extras = batch.extras.iter().map(|values| extra(batch, values));
@@ -78,6 +84,7 @@ impl DeviceInput {
                 main: inputs.during("copy inputs")?,
                 extras: extras.collect::<tch::Result<_>>().during("copy inputs")?,
                 targets: targets(batch).during("copy targets")?,
+                lengths: Vec::new(),
             });
         };
         let ticket = match uploader.ahead.take() {
@@ -100,6 +107,37 @@ impl DeviceInput {
         loaded
     }
 
+    /// Texts on the device. They are small, and copied when they are needed.
+    fn load_texts(
+        &self,
+        tokens: &[i64],
+        lengths: &[i64],
+        labels: &[i64],
+    ) -> tch::Result<NetworkInputs> {
+        let (mut positions, mut targets) = (Vec::new(), Vec::new());
+        let mut start = 0;
+        for length in lengths {
+            // The first token of a text is predicted by no other.
+            for position in start + 1..start + length {
+                match labels.get(position as usize) {
+                    Some(label) if *label != NO_LABEL => {
+                        positions.push(position - 1);
+                        targets.push(*label);
+                    }
+                    _ => {}
+                }
+            }
+            start += length;
+        }
+        let on_device = |values: &[i64]| Tensor::f_from_slice(values)?.f_to_device(self.device);
+        Ok(NetworkInputs {
+            main: on_device(tokens)?,
+            extras: vec![on_device(&positions)?],
+            targets: on_device(&targets)?,
+            lengths: lengths.to_vec(),
+        })
+    }
+
     /// Queues copies of the [`parts`] at these device addresses; the result contains no pointer to them.
     ///
     /// # Safety
@@ -119,6 +157,7 @@ impl DeviceInput {
         let (shape, kind) = match &batch.inputs {
             Inputs::Images { pixels, .. } => (pixels.len(), Kind::Uint8),
             Inputs::Arrays { values, .. } => (values.len(), Kind::Float),
+            Inputs::Tokens { tokens, .. } => (tokens.len(), Kind::Int64),
         };
         let copy = |part: usize, shape: &[i64], kind: Kind| {
             let uploaded = view(addresses[part], shape, kind)?;
@@ -131,7 +170,8 @@ impl DeviceInput {
         let extras = batch.extras.iter().zip(2..);
         let extras =
             extras.map(|(values, part)| copy(part, &extra_shape(batch, values), Kind::Float));
-        Ok(NetworkInputs { main, extras: extras.collect::<tch::Result<_>>()?, targets })
+        let extras = extras.collect::<tch::Result<_>>()?;
+        Ok(NetworkInputs { main, extras, targets, lengths: Vec::new() })
     }
 
     /// Inputs that are normalised already, as the network takes them; images (samples, channels, height, width).
@@ -162,6 +202,7 @@ impl DeviceInput {
                 copy.f_copy_(&values)?;
                 Ok(copy)
             }
+            Inputs::Tokens { .. } => flat.f_clone(flat),
         }
     }
 }
@@ -197,6 +238,7 @@ fn bytes_of(batch: &Batch) -> &[u8] {
     match &batch.inputs {
         Inputs::Images { pixels, .. } => pixels,
         Inputs::Arrays { values, .. } => cast_slice(values),
+        Inputs::Tokens { tokens, .. } => cast_slice(tokens),
     }
 }
 
@@ -211,6 +253,7 @@ fn flat_inputs(batch: &Batch) -> tch::Result<Tensor> {
     match &batch.inputs {
         Inputs::Images { pixels, .. } => Tensor::f_from_slice(pixels),
         Inputs::Arrays { values, .. } => Tensor::f_from_slice(values),
+        Inputs::Tokens { tokens, .. } => Tensor::f_from_slice(tokens),
     }
 }
 

@@ -16,6 +16,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::{
     buffer::lend,
+    decoder::DecoderNetwork,
     failure::During,
     flat::{self, FlatLayout, FlatTensor, views},
     fused::Fused,
@@ -143,8 +144,12 @@ impl TorchLearner {
             let network = Box::new(ProgramNetwork::read(spec, device)?);
             return Self::with(spec, network, None, device);
         }
+        if spec.model.arch.is_causal_lm() {
+            let network = Box::new(DecoderNetwork::read(spec, device)?);
+            return Self::with(spec, network, None, device);
+        }
         let channels = match input_type {
-            InputType::Image => 3,
+            InputType::Image | InputType::Tokens => 3,
             InputType::Array(shape) => signal_shape(shape).map_or(1, |[channels, _]| channels),
         };
         let network = spec.model.describe(channels as u64).ok_or_else(|| {
@@ -439,6 +444,7 @@ impl TorchLearner {
             main: inputs.main.f_flip([-1]).during("mirror the images")?,
             extras: inputs.extras.iter().map(Tensor::shallow_clone).collect(),
             targets: inputs.targets.shallow_clone(),
+            lengths: inputs.lengths.clone(),
         };
         let Some(mirrored) = forward(&mirrored)? else { return Ok(None) };
         let sum = outputs.f_add(&mirrored);
@@ -722,6 +728,8 @@ fn size_of(batch: &Batch) -> InputShape {
             let [channels, length] = signal_shape(shape).unwrap_or_default();
             InputShape::Signal { channels: channels as u64, length: length as u64 }
         }
+        // No BatchNorm depends on it.
+        baton_data::Inputs::Tokens { .. } => InputShape::Signal { channels: 1, length: 1 },
     }
 }
 

@@ -14,6 +14,7 @@
 //! | `network` | what the learner needs of a network |
 //! | `layers` | networks of `crates/model`: the libtorch operations for each kind of layer |
 //! | `program` | networks written by `torch.export` |
+//! | `decoder` | language models of `crates/language` |
 //! | `error_text` | messages of our C++ code |
 //! | `fused` | our own kernels in place of libtorch's |
 //! | `working` | weights in the recipe's number format |
@@ -29,6 +30,7 @@
 
 mod backward;
 mod buffer;
+mod decoder;
 pub mod device;
 mod error_text;
 mod failure;

@@ -1,5 +1,6 @@
-//! What the learner needs of a network. Two implementations: [`layers`](super::layers) for the networks of
-//! `crates/model`, [`program`](super::program) for those that `torch.export` wrote.
+//! What the learner needs of a network. Three implementations: [`layers`](super::layers) for the networks of
+//! `crates/model`, [`program`](super::program) for those that `torch.export` wrote, [`decoder`](super::decoder) for
+//! language models.
 
 use std::fmt::Debug;
 
@@ -58,6 +59,18 @@ pub(super) trait TorchNetwork: Debug + Send {
         is_interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Tensor>, Error>;
 
+    /// Scores of all classes, if the outputs are losses.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn scores(
+        &self,
+        _inputs: &NetworkInputs,
+        _state: NetworkState<'_>,
+    ) -> Result<Option<Tensor>, Error> {
+        Ok(None)
+    }
+
     /// Outputs, loss and gradients of a batch. `loss(outputs)` returns the loss to report, and the scalar to
     /// differentiate.
     ///
@@ -76,12 +89,16 @@ pub(super) trait TorchNetwork: Debug + Send {
 #[derive(Debug)]
 pub(super) struct NetworkInputs {
     /// Images, shape (samples, 3, resolution, resolution), in channels-last memory format if the network uses it; or
-    /// arrays, shape (samples, …).
+    /// arrays, shape (samples, …); or the tokens of all texts, i64, shape (tokens).
     pub(super) main: Tensor,
-    /// Values of the extra fields, f32, shape (samples, values) until they are prepared.
+    /// Values of the extra fields, f32, shape (samples, values) until they are prepared. For texts: the position of the
+    /// token before each label, i64, shape (labels).
     pub(super) extras: Vec<Tensor>,
-    /// Labels, i64, shape (samples); or values, f32, shape (samples, outputs).
+    /// Labels, i64, shape (samples); or values, f32, shape (samples, outputs). For texts: the tokens to be predicted, i64,
+    /// shape (labels).
     pub(super) targets: Tensor,
+    /// Number of tokens of each text; empty for others.
+    pub(super) lengths: Vec<i64>,
 }
 
 /// The tensors that a pass uses; the lists have the order of those in the [`NetworkDescription`].

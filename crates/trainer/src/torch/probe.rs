@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fs, path::Path};
 
 use baton_data::{
-    Batch, InputType, Labels,
+    Batch, InputType, Inputs, Labels,
     random::{Draws, RandomPurpose},
 };
 use baton_recipe::JobSpec;
@@ -19,11 +19,12 @@ use crate::learner::Error;
 /// Inputs and targets of one micro-batch, from a safetensors file.
 #[derive(Debug)]
 pub struct ProbeBatch {
-    /// As the network takes them, already normalised: images (samples, 3, height, width), or arrays (samples, …).
+    /// As the network takes them, already normalised: images (samples, 3, height, width), arrays (samples, …), or token
+    /// ids (samples, tokens).
     inputs: Tensor,
     /// The inputs that the recipe names in `data.extra_fields`.
     extras: Vec<Tensor>,
-    /// Classes, i64, (samples); or values, f32, (samples, outputs).
+    /// Classes, i64, (samples); values, f32, (samples, outputs); or a label for each token, i64, (samples, tokens).
     targets: Tensor,
     labels: Labels,
 }
@@ -74,7 +75,11 @@ impl ProbeBatch {
             return Err(fail("has no samples".to_owned()));
         }
         let labels = Labels::of_recipe(spec);
-        let targets = shaped(&targets, labels).map_err(fail)?;
+        let targets = match labels {
+            Labels::Tokens => labels_of_tokens(&inputs, &targets),
+            _ => shaped(&targets, labels),
+        };
+        let targets = targets.map_err(fail)?;
         Ok(Self { inputs, extras, targets, labels })
     }
 
@@ -83,12 +88,30 @@ impl ProbeBatch {
     pub fn input_type(&self) -> InputType {
         let sizes = self.inputs.size();
         match sizes.as_slice() {
+            _ if self.labels == Labels::Tokens => InputType::Tokens,
             [_, _, _, _] => InputType::Image,
             sizes => {
                 InputType::Array(sizes.iter().skip(1).map(|size| size.unsigned_abs()).collect())
             }
         }
     }
+}
+
+/// The labels of token ids, as a learner gets them.
+fn labels_of_tokens(inputs: &Tensor, targets: &Tensor) -> Result<Tensor, String> {
+    let is_list = |tensor: &Tensor| tensor.kind() == Kind::Int64 && tensor.dim() == 2;
+    if !is_list(inputs) || !is_list(targets) || inputs.size() != targets.size() {
+        return Err(format!(
+            "input is {:?} {:?} and target {:?} {:?}, but a language model needs int64 token ids and labels \
+             (-100: none), both of shape (samples, tokens)",
+            inputs.kind(),
+            inputs.size(),
+            targets.kind(),
+            targets.size()
+        ));
+    }
+    let flat = targets.f_reshape([-1]).map_err(|error| error.to_string())?;
+    Ok(flat)
 }
 
 /// The targets as a learner gets them.
@@ -136,6 +159,69 @@ impl TorchLearner {
     /// # Errors
     /// The device failed, or the inputs do not fit the network.
     pub fn probe(&mut self, batch: &ProbeBatch) -> Result<Probe, Error> {
+        let inputs = match batch.labels {
+            Labels::Tokens => self.texts(batch)?,
+            _ => self.samples(batch)?,
+        };
+        let samples = inputs.targets.size().first().copied().unwrap_or_default();
+        let leaf = self.leaf().during("allocate a leaf")?;
+        let state = state(&self.working, &self.running_views, Some(&leaf.statistics_views));
+        let random = Draws::new(self.recipe.seed, 0, 0, RandomPurpose::Layer);
+        let scale = 1.0 / samples as f32;
+        let mut loss = |outputs: &Tensor| {
+            let loss = self.task.loss(outputs, &inputs.targets)?;
+            let scaled = loss.f_mul_scalar(f64::from(scale))?;
+            Ok((scaled.shallow_clone(), scaled))
+        };
+        let result = self.network.gradients(&inputs, state, random, &mut loss)?;
+        self.write_gradients(result.gradients, &leaf).during("collect gradients")?;
+        let _no_grad = tch::no_grad_guard();
+        self.mix_statistics(&leaf.statistics).during("statistics update")?;
+        let output = match self.network.scores(&inputs, state)? {
+            None => result.outputs,
+            Some(scores) => {
+                let shape = [batch.inputs.size(), vec![-1]].concat();
+                scores.f_view(shape.as_slice()).during("forward pass")?
+            }
+        };
+
+        let mut tensors = vec![
+            ("loss".to_owned(), copy_out(&result.loss)?),
+            ("output".to_owned(), copy_out(&output)?),
+        ];
+        let named = |kind: &str, name: &str| format!("{kind}.{name}");
+        let gradients = self.gradients(&leaf)?.into_iter();
+        tensors.extend(gradients.map(|(name, gradient)| (named("grad", &name), gradient)));
+        let entries = self.layout.statistics.iter().zip(&self.running_views);
+        for (entry, view) in entries.filter(|(entry, _)| !entry.is_constant) {
+            tensors.push((named("buffer", &entry.name), copy_out(view)?));
+        }
+        let loss = f64::try_from(&result.loss).during("read the loss")?;
+        Ok(Probe { loss, tensors })
+    }
+
+    /// The texts of a batch on the device.
+    fn texts(&mut self, batch: &ProbeBatch) -> Result<NetworkInputs, Error> {
+        let values = |tensor: &Tensor| -> Result<Vec<i64>, Error> {
+            let flat = tensor.f_reshape([-1]).during("read the tokens")?;
+            Vec::try_from(&flat).during("read the tokens")
+        };
+        let (samples, length) = batch.inputs.size2().during("read the tokens")?;
+        let lengths = vec![length; samples as usize];
+        let tokens = values(&batch.inputs)?;
+        let labels = values(&batch.targets)?;
+        let batch =
+            Batch { inputs: Inputs::Tokens { tokens, lengths }, labels, ..Batch::default() };
+        self.refresh()?;
+        let inputs = self.input.load(&batch)?;
+        if inputs.targets.numel() == 0 {
+            return Err(Error::Recipe("no token has a label".to_owned()));
+        }
+        self.network.prepared(inputs)
+    }
+
+    /// The samples of a batch on the device.
+    fn samples(&mut self, batch: &ProbeBatch) -> Result<NetworkInputs, Error> {
         let samples = batch.targets.size().first().copied().unwrap_or_default();
         self.task.check(&Batch {
             labels: match batch.labels {
@@ -153,34 +239,6 @@ impl TorchLearner {
             .iter()
             .map(|extra| extra.f_to_kind(Kind::Float)?.f_to_device(main.device()));
         let extras = extras.collect::<tch::Result<_>>().during("copy inputs")?;
-        let inputs = NetworkInputs { main, extras, targets };
-        let inputs = self.network.prepared(inputs)?;
-        let leaf = self.leaf().during("allocate a leaf")?;
-        let state = state(&self.working, &self.running_views, Some(&leaf.statistics_views));
-        let random = Draws::new(self.recipe.seed, 0, 0, RandomPurpose::Layer);
-        let scale = 1.0 / samples as f32;
-        let mut loss = |outputs: &Tensor| {
-            let loss = self.task.loss(outputs, &inputs.targets)?;
-            let scaled = loss.f_mul_scalar(f64::from(scale))?;
-            Ok((scaled.shallow_clone(), scaled))
-        };
-        let result = self.network.gradients(&inputs, state, random, &mut loss)?;
-        self.write_gradients(result.gradients, &leaf).during("collect gradients")?;
-        let _no_grad = tch::no_grad_guard();
-        self.mix_statistics(&leaf.statistics).during("statistics update")?;
-
-        let mut tensors = vec![
-            ("loss".to_owned(), copy_out(&result.loss)?),
-            ("output".to_owned(), copy_out(&result.outputs)?),
-        ];
-        let named = |kind: &str, name: &str| format!("{kind}.{name}");
-        let gradients = self.gradients(&leaf)?.into_iter();
-        tensors.extend(gradients.map(|(name, gradient)| (named("grad", &name), gradient)));
-        let entries = self.layout.statistics.iter().zip(&self.running_views);
-        for (entry, view) in entries.filter(|(entry, _)| !entry.is_constant) {
-            tensors.push((named("buffer", &entry.name), copy_out(view)?));
-        }
-        let loss = f64::try_from(&result.loss).during("read the loss")?;
-        Ok(Probe { loss, tensors })
+        self.network.prepared(NetworkInputs { main, extras, targets, lengths: Vec::new() })
     }
 }

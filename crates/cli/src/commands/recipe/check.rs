@@ -14,7 +14,7 @@ use baton_recipe::{
     spec::{DeviceChoice, Error},
 };
 
-use super::{Samples, find, program, text};
+use super::{Samples, find, language_model, program, text};
 use crate::{
     failure::bad_input,
     human::{count, grouped},
@@ -91,6 +91,9 @@ fn check(path: &Path, args: &Args) -> CheckedRecipe {
             Err(problem) => return CheckedRecipe { problem: Some(problem), ..found },
         },
     };
+    if let Err(problem) = language_model(&spec) {
+        return CheckedRecipe { problem: Some(problem), ..found };
+    }
     let val_samples = match Samples::at(&spec.data.val, args.val_samples) {
         Ok(samples) => samples,
         Err(problem) => return CheckedRecipe { problem: Some(problem), ..found },
@@ -134,10 +137,10 @@ fn check(path: &Path, args: &Args) -> CheckedRecipe {
     }
 }
 
-/// Why the program of a recipe cannot be read here: it does not exist.
+/// Why the program or the language model of a recipe cannot be read here: it does not exist.
 fn missing_program(spec: &JobSpec) -> Option<String> {
-    let file = &spec.model.program;
-    let is_missing = spec.model.arch.is_program() && !Path::new(file).exists();
+    let file = spec.model.definition();
+    let is_missing = !file.is_empty() && !Path::new(file).exists();
     is_missing.then(|| format!("{file} does not exist on this machine"))
 }
 
@@ -194,7 +197,7 @@ fn lines(found: &CheckedRecipe) -> Vec<String> {
         )
     }));
     let why = found.program_not_read_because.iter();
-    lines.extend(why.map(|why| format!("note: the program was not read: {why}")));
+    lines.extend(why.map(|why| format!("note: the network was not read: {why}")));
     lines.extend(found.deprecated_keys.iter().map(|key| format!("note: {key}")));
     lines.extend(found.warnings.iter().map(|warning| format!("warning: {warning}")));
     let missed = found.missed_deadlines.iter();

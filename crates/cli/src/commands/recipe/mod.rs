@@ -13,6 +13,7 @@ pub(crate) use baton_console::{
     recipe::{about, find, read, resolved, text},
 };
 use baton_job::exit::{Failure, OK};
+use baton_language::LanguageModel;
 use baton_program::Program;
 use baton_recipe::{JobSpec, spec};
 use clap::Subcommand;
@@ -47,6 +48,18 @@ pub(crate) fn program(spec: &JobSpec) -> Result<Option<Program>, String> {
     }
     let program = Program::of_recipe(spec);
     program.map(|(program, _)| Some(program)).map_err(|error| format!("model.program: {error}"))
+}
+
+/// Checks the language model of a recipe, if it is on this machine.
+///
+/// # Errors
+/// The model cannot be read, or not be trained with this recipe.
+pub(crate) fn language_model(spec: &JobSpec) -> Result<(), String> {
+    if !spec.model.arch.is_causal_lm() || !Path::new(&spec.model.path).exists() {
+        return Ok(());
+    }
+    let model = LanguageModel::of_recipe(spec);
+    model.map(drop).map_err(|error| format!("model.path: {error}"))
 }
 
 /// The error for an invalid recipe, with all its faults.

@@ -43,6 +43,7 @@ pub(super) fn text(
 fn heading(spec: &JobSpec, samples: &Samples) -> String {
     let outputs = match (spec.loss.kind, spec.model.num_classes) {
         (LossKind::Program, _) => "its own loss".to_owned(),
+        (LossKind::NextToken, _) => "the next token".to_owned(),
         (LossKind::CrossEntropy, number) => format!("{number} classes"),
         (LossKind::Mse | LossKind::Huber, 1) => "1 value".to_owned(),
         (LossKind::Mse | LossKind::Huber, number) => format!("{number} values"),
@@ -59,7 +60,7 @@ fn heading(spec: &JobSpec, samples: &Samples) -> String {
 }
 
 fn has_images(spec: &JobSpec) -> bool {
-    spec.model.arch.input_kind() != InputKind::Signals
+    !matches!(spec.model.arch.input_kind(), InputKind::Signals | InputKind::Tokens)
 }
 
 fn segments(spec: &JobSpec, run: &DryRun, samples: &Samples) -> String {

@@ -264,7 +264,7 @@ impl TorchNetwork for ProgramNetwork {
     }
 
     fn prepared(&self, inputs: NetworkInputs) -> Result<NetworkInputs, Error> {
-        let NetworkInputs { main, extras, targets } = inputs;
+        let NetworkInputs { main, extras, targets, lengths } = inputs;
         let named = |index: usize, values| self.shaped(&self.program.inputs[index], values);
         let extras = self.roles.extras.iter().zip(extras);
         Ok(NetworkInputs {
@@ -276,6 +276,7 @@ impl TorchNetwork for ProgramNetwork {
                 None => targets,
                 Some(index) => named(index, targets)?,
             },
+            lengths,
         })
     }
 

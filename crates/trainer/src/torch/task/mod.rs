@@ -1,7 +1,7 @@
 //! Tasks: targets, loss and metrics.
 
 mod classification;
-mod program_loss;
+mod network_loss;
 mod regression;
 
 use std::fmt::Debug;
@@ -11,7 +11,7 @@ use baton_recipe::{JobSpec, spec::LossKind};
 use tch::Tensor;
 
 pub(super) use self::{
-    classification::Classification, program_loss::ProgramLoss, regression::Regression,
+    classification::Classification, network_loss::NetworkLoss, regression::Regression,
 };
 use crate::learner::{BatchEvaluation, Error};
 
@@ -49,7 +49,9 @@ pub(super) fn of(spec: &JobSpec) -> Box<dyn Task> {
             Box::new(Classification { classes: outputs, smoothing: loss.label_smoothing })
         }
         LossKind::Mse => Box::new(Regression { outputs, huber_delta: None }),
-        LossKind::Program => Box::new(ProgramLoss { metrics }),
+        LossKind::Program => Box::new(NetworkLoss { metrics }),
+        // Whether the most likely token is the right one.
+        LossKind::NextToken => Box::new(NetworkLoss { metrics: 1 }),
         LossKind::Huber => Box::new(Regression { outputs, huber_delta: Some(loss.huber_delta) }),
     }
 }

@@ -1,5 +1,6 @@
 //! Properties of the learner, tested on the smallest network and images.
 
+mod decoder;
 mod fused;
 mod gradient;
 mod mixing;

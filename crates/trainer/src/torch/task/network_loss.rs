@@ -1,4 +1,4 @@
-//! A loss that the program itself returns.
+//! A loss that the network itself computes: a program, or a language model.
 
 use baton_data::Batch;
 use tch::{Device, Kind, Tensor};
@@ -6,14 +6,15 @@ use tch::{Device, Kind, Tensor};
 use super::Task;
 use crate::learner::{BatchEvaluation, Sums};
 
-/// Outputs (samples, 1 + metrics): the loss of each sample, then its metrics.
+/// Outputs (samples, 1 + metrics): the loss of each sample, then its metrics. A language model's samples are predicted
+/// tokens.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::torch) struct ProgramLoss {
+pub(in crate::torch) struct NetworkLoss {
     /// Number of metrics.
     pub(in crate::torch) metrics: usize,
 }
 
-impl Task for ProgramLoss {
+impl Task for NetworkLoss {
     fn loss(&self, outputs: &Tensor, _targets: &Tensor) -> tch::Result<Tensor> {
         outputs.f_select(1, 0)?.f_sum(Kind::Float)
     }

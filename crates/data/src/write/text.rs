@@ -1,0 +1,62 @@
+//! Texts as token ids, each token with a label.
+
+use std::path::Path;
+
+use super::{DEFAULT_PAGE_BYTES, Error, Field, FieldKind, FinishedFile, Value, Writer};
+use crate::{NO_LABEL, TEXT_FIELDS};
+
+/// Writes texts, one sample each.
+pub struct TextWriter {
+    writer: Writer,
+    texts: u64,
+}
+
+impl TextWriter {
+    /// A file for this many texts; it gets its name when it is finished.
+    ///
+    /// # Errors
+    /// As [`Writer::create`].
+    pub fn create(path: &Path, texts: u64) -> Result<Self, Error> {
+        let kinds = [FieldKind::Bytes, FieldKind::Bytes, FieldKind::Int, FieldKind::Int];
+        let fields = TEXT_FIELDS.into_iter().zip(kinds).map(|(name, kind)| Field::new(name, kind));
+        let writer = Writer::create(path, fields.collect(), texts, DEFAULT_PAGE_BYTES)?;
+        Ok(Self { writer, texts: 0 })
+    }
+
+    /// Appends a text: token ids and, for each, the token itself where it is to be predicted, or
+    /// [`NO_LABEL`]. Labels are not shifted; the first one has no effect.
+    ///
+    /// # Errors
+    /// Fewer labels than tokens or none that can be predicted, which training could not use; or as [`Writer::push`].
+    pub fn push(&mut self, tokens: &[u32], labels: &[i32]) -> Result<(), Error> {
+        let predicted =
+            labels.iter().skip(1).filter(|label| i64::from(**label) != NO_LABEL).count();
+        if tokens.len() != labels.len() || predicted == 0 {
+            let reason = format!(
+                "text {} has {} tokens and {} labels, {predicted} of them to be predicted",
+                self.texts,
+                tokens.len(),
+                labels.len()
+            );
+            return Err(Error::Field { name: TEXT_FIELDS[1].to_owned(), reason });
+        }
+        let largest = tokens.iter().max().copied().unwrap_or_default();
+        let token_bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
+        let label_bytes: Vec<u8> = labels.iter().flat_map(|label| label.to_le_bytes()).collect();
+        self.texts += 1;
+        self.writer.push(&[
+            Value::Bytes(&token_bytes),
+            Value::Bytes(&label_bytes),
+            Value::Int(predicted as i64),
+            Value::Int(largest.into()),
+        ])
+    }
+
+    /// Completes the file and gives it its name.
+    ///
+    /// # Errors
+    /// As [`Writer::finish`].
+    pub fn finish(self) -> Result<FinishedFile, Error> {
+        self.writer.finish()
+    }
+}

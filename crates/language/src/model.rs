@@ -1,0 +1,90 @@
+//! The language model of a recipe.
+
+use std::path::{Path, PathBuf};
+
+use baton_model::NetworkDescription;
+use baton_recipe::{JobSpec, spec::BaseFormat};
+
+use crate::{
+    Error,
+    adapter::{AdapterLayout, describe_whole},
+    config,
+    decoder::Decoder,
+    source::{WeightSource, read_text},
+};
+
+/// Name of the file that describes a model.
+pub const CONFIG: &str = "config.json";
+
+/// A language model in a folder, and what a recipe trains of it.
+#[derive(Debug)]
+pub struct LanguageModel {
+    /// Its computation.
+    pub decoder: Decoder,
+    /// Its weights.
+    pub source: WeightSource,
+    /// The adapter that is trained; all weights are trained if absent.
+    pub adapter: Option<AdapterLayout>,
+    /// Number format of the frozen weights.
+    pub base: BaseFormat,
+    /// Text of `config.json`.
+    config: String,
+}
+
+impl LanguageModel {
+    /// Opens the model of a recipe and checks that its files fit together.
+    ///
+    /// # Errors
+    /// The folder cannot be read, is not supported, or the adapter does not fit it.
+    pub fn of_recipe(spec: &JobSpec) -> Result<Self, Error> {
+        let folder = PathBuf::from(&spec.model.path);
+        let (config, decoder) = read_decoder(&folder)?;
+        let source = WeightSource::open(&folder)?;
+        source.check(&decoder.tensors())?;
+        let adapter = spec.adapter.as_ref().map(|adapter| AdapterLayout::new(&decoder, adapter));
+        let adapter = adapter.transpose().map_err(|problem| Error::new(&folder, problem))?;
+        if u64::from(spec.data.sequence) > decoder.max_positions {
+            return Err(Error::new(
+                &folder.join(CONFIG),
+                format!(
+                    "has max_position_embeddings = {}, but data.sequence = {}: lower data.sequence",
+                    decoder.max_positions, spec.data.sequence
+                ),
+            ));
+        }
+        let base = spec.adapter.as_ref().map_or(BaseFormat::Fp32, |adapter| adapter.base);
+        Ok(Self { decoder, source, adapter, base, config })
+    }
+
+    /// The tensors that training changes.
+    #[must_use]
+    pub fn describe(&self) -> NetworkDescription {
+        match &self.adapter {
+            Some(adapter) => adapter.describe(&self.decoder),
+            None => describe_whole(&self.decoder),
+        }
+    }
+
+    /// BLAKE3 digest of `config.json` and the files of weights. A run continues only with the same model.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub fn digest(&self) -> Result<String, Error> {
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&(self.config.len() as u64).to_le_bytes());
+        hasher.update(self.config.as_bytes());
+        self.source.hash(&mut hasher)?;
+        Ok(hasher.finalize().to_hex().to_string())
+    }
+}
+
+/// The description of the model in `folder`, as text and parsed.
+///
+/// # Errors
+/// It cannot be read, or is not supported.
+pub fn read_decoder(folder: &Path) -> Result<(String, Decoder), Error> {
+    let path = folder.join(CONFIG);
+    let text = read_text(&path)?;
+    let decoder = config::read(&text).map_err(|problem| Error::new(&path, problem))?;
+    Ok((text, decoder))
+}

@@ -1,0 +1,263 @@
+//! The weights of a model: safetensors files in a folder, one or several with an index.
+//!
+//! Tensors are read one at a time, so that a model of any size needs little memory beyond the tensors themselves.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{self, Read},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
+
+use safetensors::{Dtype, tensor::Metadata};
+use serde_json::Value;
+
+use crate::{Error, decoder::BaseTensor};
+
+/// Number format of a stored tensor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoredKind {
+    /// IEEE single precision.
+    F32,
+    /// IEEE half precision.
+    F16,
+    /// bfloat16.
+    Bf16,
+}
+
+impl StoredKind {
+    /// Bytes of a value.
+    #[must_use]
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::F32 => 4,
+            Self::F16 | Self::Bf16 => 2,
+        }
+    }
+}
+
+/// The tensors of a model's files.
+#[derive(Debug)]
+pub struct WeightSource {
+    folder: PathBuf,
+    files: Vec<(PathBuf, File)>,
+    tensors: BTreeMap<String, Location>,
+}
+
+#[derive(Clone, Debug)]
+struct Location {
+    file: usize,
+    start: u64,
+    len: u64,
+    kind: Dtype,
+    shape: Vec<u64>,
+}
+
+/// Name of a model's only file of weights.
+const SINGLE: &str = "model.safetensors";
+/// Name of the list of a model's files of weights.
+const INDEX: &str = "model.safetensors.index.json";
+/// Longest header, and longest index: those of the largest published models have a few MB.
+const MAX_HEADER_BYTES: u64 = 100 << 20;
+
+impl WeightSource {
+    /// Opens the files in `folder`.
+    ///
+    /// # Errors
+    /// No such files, a missing shard, or a file that is not safetensors.
+    pub fn open(folder: &Path) -> Result<Self, Error> {
+        let mut source =
+            Self { folder: folder.to_owned(), files: Vec::new(), tensors: BTreeMap::new() };
+        let index = folder.join(INDEX);
+        let names = if index.exists() { files_of_index(&index)? } else { vec![SINGLE.to_owned()] };
+        for name in names {
+            source.add(&folder.join(name))?;
+        }
+        Ok(source)
+    }
+
+    fn add(&mut self, path: &Path) -> Result<(), Error> {
+        let fail = |problem: String| Error::new(path, problem);
+        let file = File::open(path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => {
+                fail("does not exist: download all files of the model again".to_owned())
+            }
+            _ => fail(format!("cannot be opened: {error}")),
+        })?;
+        let (header, start) = header(&file).map_err(&fail)?;
+        let metadata: Metadata = serde_json::from_slice(&header)
+            .map_err(|error| fail(format!("is not a valid safetensors file: {error}")))?;
+        let number = self.files.len();
+        let bytes =
+            file.metadata().map_err(|error| fail(format!("cannot be read: {error}")))?.len();
+        for (name, info) in metadata.tensors() {
+            let (from, to) = (info.data_offsets.0 as u64, info.data_offsets.1 as u64);
+            if to < from || start.checked_add(to).is_none_or(|end| end > bytes) {
+                return Err(fail(format!(
+                    "ends before tensor {name} does: download it again, it is not complete"
+                )));
+            }
+            let shape = info.shape.iter().map(|dim| *dim as u64).collect();
+            let location = Location {
+                file: number,
+                start: start + from,
+                len: to - from,
+                kind: info.dtype,
+                shape,
+            };
+            self.tensors.insert(name, location);
+        }
+        self.files.push((path.to_owned(), file));
+        Ok(())
+    }
+
+    /// Whether there is a tensor of this name.
+    #[must_use]
+    pub fn has(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// Checks that the files have all tensors that a model needs, in these shapes.
+    ///
+    /// # Errors
+    /// The first missing tensor, or one of another shape or an unsupported type.
+    pub fn check(&self, expected: &[BaseTensor]) -> Result<(), Error> {
+        for BaseTensor { name, shape } in expected {
+            let Some(location) = self.tensors.get(name) else {
+                return Err(Error::new(
+                    &self.folder,
+                    format!(
+                        "has no tensor {name}, which its config.json requires: download the model again"
+                    ),
+                ));
+            };
+            let (path, _) = &self.files[location.file];
+            if location.shape != *shape {
+                return Err(Error::new(
+                    path,
+                    format!(
+                        "has {name} of shape {:?}, but config.json requires {shape:?}",
+                        location.shape
+                    ),
+                ));
+            }
+            let kind = location.stored_kind().ok_or_else(|| {
+                let what = location.kind;
+                Error::new(
+                    path,
+                    format!("has {name} as {what:?}: only F32, F16 and BF16 are supported"),
+                )
+            })?;
+            let values = shape.iter().product::<u64>();
+            if values.checked_mul(kind.bytes()) != Some(location.len) {
+                return Err(Error::new(
+                    path,
+                    format!("has {name} with a length that does not fit its shape"),
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The format and the bytes of a tensor, little-endian.
+    ///
+    /// # Errors
+    /// There is no such tensor, or the file cannot be read.
+    pub fn read(&self, name: &str) -> Result<(StoredKind, Vec<u8>), Error> {
+        let missing = || Error::new(&self.folder, format!("has no tensor {name}"));
+        let location = self.tensors.get(name).ok_or_else(missing)?;
+        let kind = location.stored_kind().ok_or_else(missing)?;
+        let (path, file) = &self.files[location.file];
+        let mut bytes = vec![0; location.len as usize];
+        file.read_exact_at(&mut bytes, location.start)
+            .map_err(|error| Error::new(path, format!("cannot be read: {error}")))?;
+        Ok((kind, bytes))
+    }
+
+    /// Adds the content of all files to a digest.
+    ///
+    /// # Errors
+    /// A file cannot be read.
+    pub(crate) fn hash(&self, hasher: &mut blake3::Hasher) -> Result<(), Error> {
+        let mut buffer = vec![0; 1 << 20];
+        for (path, file) in &self.files {
+            let mut position = 0;
+            loop {
+                let read = file.read_at(&mut buffer, position);
+                let read =
+                    read.map_err(|error| Error::new(path, format!("cannot be read: {error}")))?;
+                if read == 0 {
+                    break;
+                }
+                hasher.update(&buffer[..read]);
+                position += read as u64;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Location {
+    fn stored_kind(&self) -> Option<StoredKind> {
+        match self.kind {
+            Dtype::F32 => Some(StoredKind::F32),
+            Dtype::F16 => Some(StoredKind::F16),
+            Dtype::BF16 => Some(StoredKind::Bf16),
+            _ => None,
+        }
+    }
+}
+
+/// The header of a safetensors file, as JSON, and the position of the data.
+fn header(file: &File) -> Result<(Vec<u8>, u64), String> {
+    let mut length = [0; 8];
+    let read = |buffer: &mut [u8], position| {
+        file.read_exact_at(buffer, position)
+            .map_err(|error| format!("is not a valid safetensors file: {error}"))
+    };
+    read(&mut length, 0)?;
+    let header = u64::from_le_bytes(length);
+    let bytes = file.metadata().map_err(|error| format!("cannot be read: {error}"))?.len();
+    if header > MAX_HEADER_BYTES || header.saturating_add(8) > bytes {
+        return Err("is not a valid safetensors file: its header is too long".to_owned());
+    }
+    let mut text = vec![0; header as usize];
+    read(&mut text, 8)?;
+    Ok((text, 8 + header))
+}
+
+/// The names of the files in an index, in alphabetical order.
+fn files_of_index(path: &Path) -> Result<Vec<String>, Error> {
+    let fail = |problem: String| Error::new(path, problem);
+    let text = read_text(path)?;
+    let index: Value =
+        serde_json::from_str(&text).map_err(|error| fail(format!("is not valid JSON: {error}")))?;
+    let map = index.get("weight_map").and_then(Value::as_object);
+    let map = map.ok_or_else(|| fail("has no weight_map".to_owned()))?;
+    let mut names: Vec<String> =
+        map.values().filter_map(Value::as_str).map(str::to_owned).collect();
+    names.sort_unstable();
+    names.dedup();
+    // Only names beside the index, no paths to elsewhere.
+    if let Some(name) = names.iter().find(|name| name.contains('/')) {
+        return Err(fail(format!("names the file {name:?}, which is not in its folder")));
+    }
+    Ok(names)
+}
+
+/// Reads a text file of a model.
+pub(crate) fn read_text(path: &Path) -> Result<String, Error> {
+    let fail = |problem: String| Error::new(path, problem);
+    let file = File::open(path).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => fail("does not exist: name the folder of a model".to_owned()),
+        _ => fail(format!("cannot be opened: {error}")),
+    })?;
+    if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
+        return Err(fail("is not a regular file".to_owned()));
+    }
+    let mut text = String::new();
+    let read = file.take(MAX_HEADER_BYTES).read_to_string(&mut text);
+    read.map_err(|error| fail(format!("cannot be read: {error}")))?;
+    Ok(text)
+}

@@ -1,0 +1,567 @@
+//! Language models of `crates/language`: LoRA, or training of all weights.
+//!
+//! A micro-batch is a list of texts of any length. Their tokens are rows of one matrix, without padding; only attention
+//! looks at each text alone. The head is computed only where a label is, in chunks, each with its gradient, so that the
+//! logits of all tokens never exist together.
+//!
+//! Tensor shapes: T tokens of a micro-batch, L tokens of a text, N labels, H heads, K key and value heads, D values per
+//! head, C values per token, V vocabulary.
+
+mod attention;
+mod dropout;
+pub(super) mod head;
+mod rope;
+
+use std::ops::Range;
+
+use baton_data::random::Draws;
+use baton_language::{
+    AdaptedLinear, Decoder, LanguageModel, LinearKind, NormScale, StoredKind,
+    decoder::{EMBEDDING, FINAL_NORM, HEAD, HEAD_NORMS, layer_prefix},
+};
+use baton_model::{InputShape, NetworkDescription};
+use baton_recipe::{JobSpec, spec::BaseFormat};
+use tch::{Device, Kind, Tensor};
+
+use self::{
+    attention::Attention,
+    dropout::Dropout,
+    head::Head,
+    rope::{RopeTable, rotate},
+};
+use super::{
+    failure::During,
+    network::{NetworkInputs, NetworkState, PassResult, TorchNetwork},
+    working,
+};
+use crate::learner::Error;
+
+/// A language model on a device.
+#[derive(Debug)]
+pub(super) struct DecoderNetwork {
+    decoder: Decoder,
+    description: NetworkDescription,
+    digest: String,
+    /// Frozen weights in the order of [`Decoder::tensors`]; empty if all weights are trained: they are the parameters
+    /// then, in the same order.
+    base: Vec<Tensor>,
+    /// Initial values, if all weights are trained.
+    model: Option<LanguageModel>,
+    layers: Vec<LayerTensors>,
+    final_norm: usize,
+    head: usize,
+    /// Factor of `B (A x)`.
+    adapter_scale: f64,
+    dropout: f64,
+    /// Names of the layers whose activations are recomputed for the gradient.
+    recompute: Vec<String>,
+    device: Device,
+    /// Number format of activations.
+    kind: Kind,
+}
+
+/// Indices of a layer's tensors.
+#[derive(Debug, Default)]
+struct LayerTensors {
+    /// Weight, bias and adapter of each [`LinearKind`].
+    linears: [LinearTensors; LinearKind::ALL.len()],
+    /// In the order of [`Decoder::norm_names`].
+    norms: Vec<usize>,
+    /// Norms of queries and keys.
+    head_norms: Option<[usize; 2]>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct LinearTensors {
+    weight: usize,
+    bias: Option<usize>,
+    /// Parameters `A` and `B`.
+    adapter: Option<(usize, usize)>,
+}
+
+impl DecoderNetwork {
+    /// Reads the model of a recipe.
+    ///
+    /// # Errors
+    /// The model cannot be read, is not supported, or does not fit the recipe; out of memory.
+    pub(super) fn read(spec: &JobSpec, device: Device) -> Result<Self, Error> {
+        let model = LanguageModel::of_recipe(spec).map_err(|error| recipe(&error))?;
+        let without_decay = spec.model.no_decay_patterns();
+        let freeze = spec.model.freeze_patterns();
+        let mut description = model.describe().without_decay(|name| without_decay.matches(name));
+        for tensor in &mut description.parameters {
+            if freeze.matches(&tensor.name) {
+                tensor.role = baton_model::TensorRole::Frozen;
+            }
+        }
+        let names = || description.parameters.iter().map(|tensor| tensor.name.as_str());
+        spec.model.check_patterns(names(), std::iter::empty()).map_err(Error::Recipe)?;
+        let known: Vec<&str> =
+            description.block_names().filter(|n| n.starts_with("layers.")).collect();
+        if let Some(name) = spec.train.recompute.iter().find(|name| !known.contains(&name.as_str()))
+        {
+            return Err(Error::Recipe(format!(
+                "train.recompute: {name} is not a layer of this model: choose among layers.0 … layers.{}",
+                model.decoder.layers.len() - 1
+            )));
+        }
+        let kind = working::kind(spec.precision.compute);
+        let base_kind = match model.base {
+            BaseFormat::Auto => kind,
+            BaseFormat::Fp32 => Kind::Float,
+            BaseFormat::Bf16 => Kind::BFloat16,
+        };
+        let tensors = model.decoder.tensors();
+        let index =
+            |name: &str| tensors.iter().position(|tensor| tensor.name == name).unwrap_or_default();
+        let layers =
+            (0..model.decoder.layers.len()).map(|layer| layer_tensors(&model, layer, &index));
+        let base = match model.adapter {
+            None => Vec::new(),
+            Some(_) => {
+                let names = tensors.iter().map(|tensor| tensor.name.as_str());
+                let base = names.map(|name| value(&model, name, base_kind, device));
+                base.collect::<Result<_, _>>()?
+            }
+        };
+        let adapter = model.adapter.as_ref();
+        Ok(Self {
+            digest: model.digest().map_err(|error| recipe(&error))?,
+            layers: layers.collect(),
+            final_norm: index(FINAL_NORM),
+            head: index(if model.decoder.ties_head { EMBEDDING } else { HEAD }),
+            adapter_scale: adapter.map_or(0.0, |adapter| adapter.scale),
+            dropout: adapter.map_or(0.0, |adapter| adapter.dropout),
+            recompute: spec.train.recompute.clone(),
+            decoder: model.decoder.clone(),
+            model: model.adapter.is_none().then_some(model),
+            description,
+            base,
+            device,
+            kind,
+        })
+    }
+
+    /// A tensor of the model, by its index in [`Decoder::tensors`].
+    fn tensor<'a>(&'a self, index: usize, state: NetworkState<'a>) -> &'a Tensor {
+        self.base.get(index).unwrap_or_else(|| &state.parameters[index])
+    }
+
+    /// Parts of the network that are computed one after the other: the embedding, the layers, the last norm.
+    fn parts(&self) -> usize {
+        self.layers.len() + 2
+    }
+
+    /// Indices of the trained parameters that a part uses. The tied head is not among them.
+    fn trained(&self, part: usize) -> Vec<usize> {
+        let is_trained = |index: &usize| !self.description.parameters[*index].is_frozen();
+        let blocks = &self.description.blocks;
+        let indices: Vec<usize> = match &self.model {
+            None if part == 0 || part > self.layers.len() => Vec::new(),
+            None => blocks[part - 1].parameters.clone().collect(),
+            Some(_) if part > self.layers.len() => vec![self.final_norm],
+            Some(_) => blocks[part].parameters.clone().collect(),
+        };
+        indices.into_iter().filter(is_trained).collect()
+    }
+
+    /// The outputs of a part.
+    fn part(&self, part: usize, x: &Tensor, pass: &Pass<'_>) -> tch::Result<Tensor> {
+        match part {
+            0 => self.embed(pass),
+            part if part <= self.layers.len() => self.layer(part - 1, x, pass),
+            _ => self.norm(self.final_norm, x, pass.state),
+        }
+    }
+
+    fn embed(&self, pass: &Pass<'_>) -> tch::Result<Tensor> {
+        let weight = self.tensor(0, pass.state);
+        let x = Tensor::f_embedding(weight, pass.tokens, -1, false, false)?;
+        let x = match self.decoder.embedding_scale {
+            None => x,
+            // Rounded to the number format of the weights, as transformers does.
+            Some(scale) => x.f_mul(
+                &Tensor::f_from_slice(&[scale as f32])?
+                    .f_to_kind(x.kind())?
+                    .f_to_device(self.device)?,
+            )?,
+        };
+        x.f_to_kind(self.kind)
+    }
+
+    fn layer(&self, layer: usize, x: &Tensor, pass: &Pass<'_>) -> tch::Result<Tensor> {
+        let norms = &self.layers[layer].norms;
+        let norm = |number: usize, x: &Tensor| match norms.get(number) {
+            Some(index) => self.norm(*index, x, pass.state),
+            None => Ok(x.shallow_clone()),
+        };
+        let attended = self.attention(layer, &norm(0, x)?, pass)?;
+        let x = x.f_add(&norm(2, &attended)?)?;
+        let fed = self.feed_forward(layer, &norm(1, &x)?, pass)?;
+        x.f_add(&norm(3, &fed)?)
+    }
+
+    fn attention(&self, layer: usize, x: &Tensor, pass: &Pass<'_>) -> tch::Result<Tensor> {
+        let Decoder { heads, kv_heads, head_dim, .. } = self.decoder;
+        let settings = &self.decoder.layers[layer];
+        let project = |linear, heads: u64, norm: Option<usize>| -> tch::Result<Tensor> {
+            let projected = self.linear(layer, linear, x, pass)?;
+            let split = projected.f_view([-1, heads as i64, head_dim as i64])?;
+            norm.map_or(Ok(split.shallow_clone()), |norm| self.norm(norm, &split, pass.state))
+        };
+        let head_norms = self.layers[layer].head_norms;
+        let queries = project(LinearKind::Query, heads, head_norms.map(|norms| norms[0]))?;
+        let keys = project(LinearKind::Key, kv_heads, head_norms.map(|norms| norms[1]))?;
+        let values = project(LinearKind::Value, kv_heads, None)?;
+        let table = pass.ropes.iter().find(|table| table.rope == settings.rope);
+        let (queries, keys) = match table {
+            Some(table) => (rotate(&queries, table)?, rotate(&keys, table)?),
+            None => (queries, keys),
+        };
+        let attention = Attention {
+            scale: self.decoder.score_scale,
+            cap: self.decoder.score_cap,
+            window: settings.window,
+            groups: (heads / kv_heads.max(1)) as i64,
+        };
+        let attended = attention.of_texts([&queries, &keys, &values], pass.lengths)?;
+        self.linear(layer, LinearKind::Output, &attended, pass)
+    }
+
+    fn feed_forward(&self, layer: usize, x: &Tensor, pass: &Pass<'_>) -> tch::Result<Tensor> {
+        let gate = self.linear(layer, LinearKind::Gate, x, pass)?;
+        let up = self.linear(layer, LinearKind::Up, x, pass)?;
+        let gate = match self.decoder.activation {
+            baton_language::Activation::Silu => gate.f_silu()?,
+            baton_language::Activation::GeluTanh => gate.f_gelu("tanh")?,
+        };
+        self.linear(layer, LinearKind::Down, &gate.f_mul(&up)?, pass)
+    }
+
+    /// `W x + bias + scale · B (A x)`
+    fn linear(
+        &self,
+        layer: usize,
+        linear: LinearKind,
+        x: &Tensor,
+        pass: &Pass<'_>,
+    ) -> tch::Result<Tensor> {
+        let LinearTensors { weight, bias, adapter } = self.layers[layer].linears[linear.index()];
+        let weight = self.tensor(weight, pass.state);
+        let bias = bias.map(|bias| self.tensor(bias, pass.state));
+        let cast = |tensor: &Tensor| tensor.f_to_kind(self.kind);
+        let bias = bias.map(cast).transpose()?;
+        let y = x.f_linear(&cast(weight)?, bias.as_ref())?;
+        let Some((a, b)) = adapter else { return Ok(y) };
+        let dropped = match &pass.dropout {
+            None => x.shallow_clone(),
+            Some(dropout) => {
+                dropout.apply(x, (layer * LinearKind::ALL.len() + linear.index()) as u64)?
+            }
+        };
+        let [a, b] = [a, b].map(|index| &pass.state.parameters[index]);
+        let low = dropped.f_matmul(&a.f_transpose(0, 1)?)?.f_mul_scalar(self.adapter_scale)?;
+        y.f_addmm(&low, &b.f_transpose(0, 1)?)
+    }
+
+    /// RMSNorm over the last axis (Zhang & Sennrich 2019, arXiv 1910.07467), in f32.
+    fn norm(&self, weight: usize, x: &Tensor, state: NetworkState<'_>) -> tch::Result<Tensor> {
+        let weight = self.tensor(weight, state);
+        let wide = x.f_to_kind(Kind::Float)?;
+        let mean = wide.f_square()?.f_mean_dim(&[-1_i64][..], true, Kind::Float)?;
+        let wide = wide.f_mul(&mean.f_add_scalar(self.decoder.norm_eps)?.f_rsqrt()?)?;
+        match self.decoder.norm_scale {
+            NormScale::Weight => wide.f_to_kind(x.kind())?.f_mul(&weight.f_to_kind(x.kind())?),
+            NormScale::OnePlusWeight => {
+                let weight = weight.f_to_kind(Kind::Float)?.f_add_scalar(1.0)?;
+                wide.f_mul(&weight)?.f_to_kind(x.kind())
+            }
+        }
+    }
+
+    fn ropes(&self, lengths: &[i64]) -> tch::Result<Vec<RopeTable>> {
+        let mut tables: Vec<RopeTable> = Vec::new();
+        for layer in &self.decoder.layers {
+            if tables.iter().all(|table| table.rope != layer.rope) {
+                let head_dim = self.decoder.head_dim as i64;
+                tables.push(RopeTable::new(
+                    layer.rope,
+                    head_dim,
+                    lengths,
+                    (self.kind, self.device),
+                )?);
+            }
+        }
+        Ok(tables)
+    }
+
+    fn head<'a>(&'a self, state: NetworkState<'a>) -> tch::Result<Head<'a>> {
+        let weight = self.tensor(self.head, state);
+        let is_trained =
+            self.base.is_empty() && !self.description.parameters[self.head].is_frozen();
+        Ok(Head { weight, is_trained, cap: self.decoder.logit_cap, kind: self.kind })
+    }
+}
+
+/// What the parts of one pass use.
+struct Pass<'a> {
+    /// (T)
+    tokens: &'a Tensor,
+    lengths: &'a [i64],
+    ropes: Vec<RopeTable>,
+    state: NetworkState<'a>,
+    dropout: Option<Dropout>,
+}
+
+/// Consecutive parts whose gradients are computed together.
+struct PartGroup {
+    parts: Range<usize>,
+    /// The start of their graph.
+    input: Tensor,
+    /// The end of their graph; `None` if it has to be recomputed.
+    output: Option<Tensor>,
+}
+
+impl TorchNetwork for DecoderNetwork {
+    fn description(&self) -> &NetworkDescription {
+        &self.description
+    }
+
+    fn digest(&self) -> Option<&str> {
+        Some(&self.digest)
+    }
+
+    fn min_batch(&self, _input: InputShape) -> u64 {
+        1
+    }
+
+    fn initial_values(&self) -> Result<Option<Vec<(String, Tensor)>>, Error> {
+        let Some(model) = &self.model else { return Ok(None) };
+        let values = self.description.parameters.iter().map(|tensor| {
+            Ok((tensor.name.clone(), value(model, &tensor.name, Kind::Float, Device::Cpu)?))
+        });
+        values.collect::<Result<_, _>>().map(Some)
+    }
+
+    fn prepared(&self, inputs: NetworkInputs) -> Result<NetworkInputs, Error> {
+        Ok(inputs)
+    }
+
+    fn input_kind(&self) -> Kind {
+        Kind::Int64
+    }
+
+    fn outputs(
+        &self,
+        inputs: &NetworkInputs,
+        state: NetworkState<'_>,
+        is_interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<Tensor>, Error> {
+        let _no_grad = tch::no_grad_guard();
+        let ropes = self.ropes(&inputs.lengths).during("rotary positions")?;
+        let (tokens, lengths) = (&inputs.main, inputs.lengths.as_slice());
+        let pass = Pass { tokens, lengths, ropes, state, dropout: None };
+        let mut x = tokens.shallow_clone();
+        for part in 0..self.parts() {
+            if is_interrupted() {
+                return Ok(None);
+            }
+            x = self.part(part, &x, &pass).during("forward pass")?;
+        }
+        let predict = || {
+            let x = x.f_index_select(0, positions(inputs)?)?;
+            self.head(state)?.outputs(&x, &inputs.targets)
+        };
+        predict().during("forward pass").map(Some)
+    }
+
+    /// Logits (T, V), f32.
+    fn scores(
+        &self,
+        inputs: &NetworkInputs,
+        state: NetworkState<'_>,
+    ) -> Result<Option<Tensor>, Error> {
+        let _no_grad = tch::no_grad_guard();
+        let scores = || {
+            let (tokens, lengths) = (&inputs.main, inputs.lengths.as_slice());
+            let ropes = self.ropes(lengths)?;
+            let pass = Pass { tokens, lengths, ropes, state, dropout: None };
+            let mut parts = 0..self.parts();
+            let x = parts.try_fold(tokens.shallow_clone(), |x, part| self.part(part, &x, &pass))?;
+            self.head(state)?.logits(&x)
+        };
+        scores().during("forward pass").map(Some)
+    }
+
+    fn gradients(
+        &self,
+        inputs: &NetworkInputs,
+        state: NetworkState<'_>,
+        mut random: Draws,
+        loss: &mut dyn FnMut(&Tensor) -> tch::Result<(Tensor, Tensor)>,
+    ) -> Result<PassResult, Error> {
+        let ropes = self.ropes(&inputs.lengths).during("rotary positions")?;
+        let dropout =
+            (self.dropout > 0.0).then(|| Dropout { share: self.dropout, seed: random.bits() });
+        let (tokens, lengths) = (&inputs.main, inputs.lengths.as_slice());
+        let pass = Pass { tokens, lengths, ropes, state, dropout };
+        let (x, groups) = self.forward(&pass).during("forward pass")?;
+        let result = || {
+            // Each label's part of the objective, which is linear in the outputs.
+            let targets = &inputs.targets;
+            let outputs = Tensor::f_zeros([targets.size1()?, 2], (Kind::Float, self.device))?;
+            let outputs = outputs.f_set_requires_grad(true)?;
+            let (_, objective) = loss(&outputs)?;
+            let mut shares = Tensor::f_run_backward(&[&objective], &[&outputs], false, false)?;
+            let shares = shares.pop().filter(Tensor::defined).unwrap_or(outputs);
+            let chosen = x.f_index_select(0, positions(inputs)?)?;
+            let head = self.head(state)?.gradients(&chosen, targets, &shares.f_select(1, 0)?)?;
+            let (loss, _) = loss(&head.outputs)?;
+            let upstream = x.f_zeros_like()?.f_index_add(0, positions(inputs)?, &head.inputs)?;
+            let mut gradients = self.backward(groups, upstream, &pass)?;
+            if let Some(gradient) = head.weight {
+                match gradients.iter_mut().find(|(index, _)| *index == self.head) {
+                    // A tied weight has two parts.
+                    Some((_, sum)) => *sum = sum.f_add(&gradient)?,
+                    None => gradients.push((self.head, gradient)),
+                }
+            }
+            Ok(PassResult { outputs: head.outputs, loss: loss.f_detach()?, gradients })
+        };
+        result().during("backward pass")
+    }
+}
+
+impl DecoderNetwork {
+    /// The last activations (T, C), and the groups to go back through.
+    fn forward(&self, pass: &Pass<'_>) -> tch::Result<(Tensor, Vec<PartGroup>)> {
+        let first = (0..self.parts()).find(|part| !self.trained(*part).is_empty());
+        let mut x = pass.tokens.shallow_clone();
+        let mut groups: Vec<PartGroup> = Vec::new();
+        for part in 0..self.parts() {
+            if first.is_none_or(|first| part < first) {
+                let _no_grad = tch::no_grad_guard();
+                x = self.part(part, &x, pass)?;
+                continue;
+            }
+            let is_recomputed = part
+                .checked_sub(1)
+                .is_some_and(|layer| self.recompute.contains(&format!("layers.{layer}")));
+            let continues = groups.last().is_some_and(|last| last.output.is_some());
+            if is_recomputed || !continues {
+                let needs_gradient = !groups.is_empty();
+                x = x.f_detach()?.f_set_requires_grad(needs_gradient)?;
+                groups.push(PartGroup {
+                    parts: part..part,
+                    input: x.shallow_clone(),
+                    output: None,
+                });
+            }
+            let next = if is_recomputed {
+                let _no_grad = tch::no_grad_guard();
+                self.part(part, &x, pass)?
+            } else {
+                self.part(part, &x, pass)?
+            };
+            x = next;
+            if let Some(last) = groups.last_mut() {
+                last.parts.end = part + 1;
+                last.output = (!is_recomputed).then(|| x.shallow_clone());
+            }
+        }
+        Ok((x.f_detach()?, groups))
+    }
+
+    /// Gradients of all trained parameters, given that of the last activations.
+    fn backward(
+        &self,
+        groups: Vec<PartGroup>,
+        mut upstream: Tensor,
+        pass: &Pass<'_>,
+    ) -> tch::Result<Vec<(usize, Tensor)>> {
+        let mut gradients = Vec::new();
+        for (number, group) in groups.into_iter().enumerate().rev() {
+            let PartGroup { parts, input, output } = group;
+            let indices: Vec<usize> = parts.clone().flat_map(|part| self.trained(part)).collect();
+            let output = match output {
+                Some(output) => output,
+                None => parts
+                    .into_iter()
+                    .try_fold(input.shallow_clone(), |x, part| self.part(part, &x, pass))?,
+            };
+            // tch can start only at scalars; the gradient of this scalar is `upstream`.
+            let scalar = output.f_mul(&upstream)?.f_sum(Kind::Float)?;
+            let parameters = indices.iter().map(|index| &pass.state.parameters[*index]);
+            let input = (number > 0).then_some(&input);
+            let with_respect_to: Vec<&Tensor> = parameters.chain(input).collect();
+            let mut computed = Tensor::f_run_backward(&[&scalar], &with_respect_to, false, false)?;
+            if input.is_some()
+                && let Some(next) = computed.pop()
+            {
+                upstream = next;
+            }
+            let computed = indices.into_iter().zip(computed);
+            gradients.extend(computed.filter(|(_, gradient)| gradient.defined()));
+        }
+        Ok(gradients)
+    }
+}
+
+/// The positions (N) before each label, which predict it.
+fn positions(inputs: &NetworkInputs) -> tch::Result<&Tensor> {
+    inputs.extras.first().ok_or_else(|| tch::TchError::Torch("a batch without labels".to_owned()))
+}
+
+fn layer_tensors(
+    model: &LanguageModel,
+    layer: usize,
+    index: &dyn Fn(&str) -> usize,
+) -> LayerTensors {
+    let prefix = layer_prefix(layer);
+    let decoder = &model.decoder;
+    let adapted = |linear: LinearKind| {
+        let mut linears = model.adapter.iter().flat_map(|adapter| &adapter.linears);
+        let is_this = |one: &&AdaptedLinear| one.layer == layer && one.linear == linear;
+        linears.find(is_this).map(|one| (one.a, one.b))
+    };
+    LayerTensors {
+        linears: LinearKind::ALL.map(|linear| {
+            let name = format!("{prefix}{}", linear.path());
+            LinearTensors {
+                weight: index(&format!("{name}.weight")),
+                bias: decoder.has_bias(linear).then(|| index(&format!("{name}.bias"))),
+                adapter: adapted(linear),
+            }
+        }),
+        norms: decoder
+            .norm_names()
+            .iter()
+            .map(|name| index(&format!("{prefix}{name}.weight")))
+            .collect(),
+        head_norms: decoder
+            .has_head_norms
+            .then(|| HEAD_NORMS.map(|name| index(&format!("{prefix}{name}.weight")))),
+    }
+}
+
+/// A tensor of the model's files, converted.
+fn value(model: &LanguageModel, name: &str, kind: Kind, device: Device) -> Result<Tensor, Error> {
+    let (stored, bytes) = model.source.read(name).map_err(|error| recipe(&error))?;
+    let stored = match stored {
+        StoredKind::F32 => Kind::Float,
+        StoredKind::F16 => Kind::Half,
+        StoredKind::Bf16 => Kind::BFloat16,
+    };
+    let tensors = model.decoder.tensors();
+    let shape = tensors.iter().find(|tensor| tensor.name == name);
+    let shape: Vec<i64> = shape
+        .map(|tensor| tensor.shape.iter().map(|dim| *dim as i64).collect())
+        .unwrap_or_default();
+    let read =
+        || Tensor::f_from_data_size(&bytes, &shape, stored)?.f_to_kind(kind)?.f_to_device(device);
+    read().during("read the model's weights")
+}
+
+fn recipe(error: &baton_language::Error) -> Error {
+    Error::Recipe(format!("model.path: {error}"))
+}

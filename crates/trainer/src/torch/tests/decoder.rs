@@ -1,0 +1,295 @@
+//! Language models: texts that do not see each other, adapters, recomputation, dropout. `make parity ARGS=language`
+//! compares with transformers and PEFT; tests/tests/language.rs trains one with real processes.
+
+#[path = "../../../../language/tests/kit/mod.rs"]
+mod models;
+
+use std::path::Path;
+
+use baton_data::{Inputs, NO_LABEL};
+use models::{FAMILIES, VOCABULARY, config_of, write_model};
+use tempfile::TempDir;
+
+use super::*;
+use crate::learner::Error;
+
+/// A learner with a small model of a family, and the folder of the model.
+fn model(family: &str, changes: &[&str]) -> (TorchLearner, TempDir) {
+    device::set_threads(1);
+    let folder = tempfile::tempdir().unwrap();
+    write_model(folder.path(), &config_of(family), 3);
+    (open(folder.path(), changes).unwrap(), folder)
+}
+
+fn open(folder: &Path, changes: &[&str]) -> Result<TorchLearner, Error> {
+    let path = format!("model.path={}", folder.display());
+    let mut all = vec!["model.arch=causal_lm", path.as_str(), "model.num_classes=0"];
+    all.extend(["model.zero_init_gamma=false", "loss={ kind='next_token' }"]);
+    all.extend(["data.sequence=64", "adapter={ rank=3, alpha=6 }", "schedule.lr=0.05"]);
+    all.extend(changes);
+    TorchLearner::new(&recipe(&all), &InputType::Tokens, Device::Cpu)
+}
+
+/// Texts of these lengths; the first third of each has no labels.
+fn texts(lengths: &[i64]) -> Batch {
+    let (mut tokens, mut labels) = (Vec::new(), Vec::new());
+    for (text, length) in (1..).zip(lengths) {
+        for position in 0..*length {
+            let token = (text * 17 + position * 5 + position * position) % i64::from(VOCABULARY);
+            tokens.push(token);
+            labels.push(if position < length / 3 { NO_LABEL } else { token });
+        }
+    }
+    let samples = (0..lengths.len() as u64).collect();
+    let inputs = Inputs::Tokens { tokens, lengths: lengths.to_vec() };
+    Batch { inputs, labels, samples, ..Batch::default() }
+}
+
+/// One of the texts alone.
+fn alone(batch: &Batch, text: usize) -> Batch {
+    let Inputs::Tokens { tokens, lengths } = &batch.inputs else { panic!("no texts") };
+    let start: i64 = lengths[..text].iter().sum();
+    let range = start as usize..(start + lengths[text]) as usize;
+    Batch {
+        inputs: Inputs::Tokens {
+            tokens: tokens[range.clone()].to_vec(),
+            lengths: vec![lengths[text]],
+        },
+        labels: batch.labels[range].to_vec(),
+        samples: vec![batch.samples[text]],
+        ..Batch::default()
+    }
+}
+
+/// Gives the adapters' `B`, which begin as zeros, other values.
+fn disturb(learner: &mut TorchLearner) {
+    for step in 0..2 {
+        train_at(0.1, learner, &texts(&[9, 12]), step);
+    }
+}
+
+fn leaf_of(learner: &mut TorchLearner, batch: &Batch) -> (Vec<f32>, Sums) {
+    let mut leaf = learner.new_leaf().unwrap();
+    learner.gradient(batch, 0.1, &mut leaf).unwrap();
+    let sums = sums_of(&mut leaf);
+    (values(&leaf.gradient), sums)
+}
+
+fn assert_close(found: &[f32], expected: &[f32], within: f32) {
+    let largest = expected.iter().fold(0.0_f32, |largest, value| largest.max(value.abs()));
+    assert!(largest > 0.0, "nothing to compare");
+    for (found, expected) in found.iter().zip(expected) {
+        assert!((found - expected).abs() <= within * largest, "{found} is not {expected}");
+    }
+}
+
+#[test]
+fn no_text_sees_another_in_any_family() {
+    for family in FAMILIES {
+        let (mut learner, _folder) = model(family, &[]);
+        disturb(&mut learner);
+        // Longer and shorter than the window of 6.
+        let batch = texts(&[11, 2, 5, 17]);
+        let (together, sums) = leaf_of(&mut learner, &batch);
+        let mut summed = vec![0.0; together.len()];
+        let mut each = Sums::default();
+        for text in 0..4 {
+            let (gradient, sums) = leaf_of(&mut learner, &alone(&batch, text));
+            summed.iter_mut().zip(gradient).for_each(|(sum, value)| *sum += value);
+            each.add(&sums);
+        }
+        assert_close(&together, &summed, 2e-5);
+        assert!((sums.loss - each.loss).abs() < 1e-4 * each.loss, "{family}");
+        // 11 - 3, 2 - 1 (the first token is never predicted), 5 - 1, 17 - 5
+        assert_eq!(
+            (sums.count, each.count, sums.others == each.others),
+            (25, 25, true),
+            "{family}"
+        );
+    }
+}
+
+#[test]
+fn a_token_beyond_the_window_has_no_influence() {
+    let (mut learner, _folder) = model("mistral", &[]);
+    // Two layers with windows of 6 tokens: the last token sees the 11 newest ones.
+    let score = |learner: &mut TorchLearner, first: i64, length: i64| {
+        let mut batch = texts(&[length]);
+        let Inputs::Tokens { tokens, .. } = &mut batch.inputs else { panic!("no texts") };
+        tokens[0] = first;
+        batch.labels.fill(NO_LABEL);
+        batch.labels[length as usize - 1] = 5;
+        evaluated(learner, &batch).loss
+    };
+    assert_ne!(score(&mut learner, 7, 12), score(&mut learner, 8, 12));
+    assert_eq!(score(&mut learner, 7, 13), score(&mut learner, 8, 13));
+}
+
+#[test]
+fn recomputed_layers_give_the_same_bits_with_dropout_too() {
+    for family in ["llama", "gemma2"] {
+        let results = |recompute: &str| {
+            let dropout = "adapter={ rank=3, alpha=6, dropout=0.3 }";
+            let (mut learner, _folder) = model(family, &[dropout, recompute]);
+            disturb(&mut learner);
+            leaf_of(&mut learner, &texts(&[9, 14]))
+        };
+        let kept = results("train.recompute=[]");
+        for recompute in ["['layers.0']", "['layers.1']", "['layers.0', 'layers.1']"] {
+            assert!(
+                results(&format!("train.recompute={recompute}")) == kept,
+                "{family} {recompute}"
+            );
+        }
+    }
+}
+
+#[test]
+fn dropout_depends_on_the_micro_batch_alone() {
+    let dropout = "adapter={ rank=3, alpha=6, dropout=0.3 }";
+    let (mut learner, folder) = model("llama", &[dropout]);
+    disturb(&mut learner);
+    let first = texts(&[9, 14]);
+    let (gradient, _) = leaf_of(&mut learner, &first);
+    assert_eq!(leaf_of(&mut learner, &first).0, gradient);
+    let later = Batch { epoch: 1, ..first.clone() };
+    assert_ne!(leaf_of(&mut learner, &later).0, gradient);
+    let elsewhere = Batch { samples: vec![8, 9], ..first.clone() };
+    assert_ne!(leaf_of(&mut learner, &elsewhere).0, gradient);
+    // An evaluation drops nothing.
+    let mut plain = open(folder.path(), &[]).unwrap();
+    disturb(&mut plain);
+    assert_ne!(leaf_of(&mut plain, &first).0, gradient);
+    let (fresh, other) =
+        (&mut open(folder.path(), &[dropout]).unwrap(), &mut open(folder.path(), &[]).unwrap());
+    assert_eq!(evaluated(fresh, &first), evaluated(other, &first));
+}
+
+#[test]
+fn an_adapter_learns_and_leaves_the_model_as_it_is() {
+    let (mut learner, _folder) = model("qwen3", &["optimizer={ kind='adamw' }"]);
+    let batch = texts(&[16, 16]);
+    let before = evaluated(&mut learner, &batch).loss;
+    for step in 0..30 {
+        train_at(0.02, &mut learner, &batch, step);
+    }
+    let after = evaluated(&mut learner, &batch);
+    assert!(after.loss < 0.5 * before, "{before} to {}", after.loss);
+    let regions: Vec<&str> = state(&mut learner).iter().map(|(name, _)| *name).collect();
+    assert_eq!(regions, ["weights", "exp_avg", "exp_avg_sq", "bn_running"]);
+    let names: Vec<String> = learner.tensors().into_iter().map(|tensor| tensor.name).collect();
+    assert!(names.iter().all(|name| name.contains(".lora_")), "{names:?}");
+}
+
+#[test]
+fn training_all_weights_begins_with_those_of_the_model() {
+    for family in ["llama", "gemma2", "qwen2"] {
+        let (mut adapted, folder) = model(family, &[]);
+        let text = "adapter={ rank=3, alpha=6 }";
+        let spec = recipe(&[
+            "model.arch=causal_lm",
+            "model.num_classes=0",
+            "model.zero_init_gamma=false",
+            &format!("model.path={}", folder.path().display()),
+            "loss={ kind='next_token' }",
+            "data.sequence=64",
+            text,
+        ]);
+        let spec = JobSpec { adapter: None, ..spec };
+        let mut whole = TorchLearner::new(&spec, &InputType::Tokens, Device::Cpu).unwrap();
+        let batch = texts(&[11, 9]);
+        let [a, b] = [&mut adapted, &mut whole].map(|learner| evaluated(learner, &batch));
+        assert!((a.loss - b.loss).abs() < 1e-5 * a.loss, "{family}: {} and {}", a.loss, b.loss);
+
+        // The gradient of a tied embedding has two parts, so it is compared with differences of losses.
+        let mut leaf = whole.new_leaf().unwrap();
+        whole.gradient(&batch, 1.0, &mut leaf).unwrap();
+        let gradients = whole.gradients(&leaf).unwrap();
+        for name in [
+            "model.embed_tokens.weight",
+            "model.layers.1.mlp.down_proj.weight",
+            "model.norm.weight",
+        ] {
+            let (_, gradient) = gradients.iter().find(|(found, _)| found == name).unwrap();
+            let direction = gradient / gradient.norm();
+            let mut loss_at = |step: f64| {
+                let views = whole.state_views().unwrap();
+                let (_, view) = views.into_iter().find(|(entry, _)| entry.name == name).unwrap();
+                view.shallow_clone().copy_(&(&view + &direction * step));
+                whole.invalidate();
+                let loss = evaluated(&mut whole, &batch).loss;
+                view.shallow_clone().copy_(&(&view - &direction * step));
+                loss
+            };
+            let difference = (loss_at(5e-3) - loss_at(-5e-3)) / 1e-2;
+            let norm = gradient.norm().double_value(&[]);
+            assert!(
+                (difference / norm - 1.0).abs() < 0.02,
+                "{family} {name}: {difference} and {norm}"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_head_in_chunks_is_the_head_at_once() {
+    use super::super::decoder::head::Head;
+    device::set_threads(1);
+    let head = |weight: &Tensor, is_trained| {
+        let weight = weight.shallow_clone();
+        (weight, is_trained)
+    };
+    tch::manual_seed(3);
+    // 262,144 tokens: chunks of 64.
+    let weight = Tensor::randn([262_144, 4], (tch::Kind::Float, Device::Cpu));
+    let x = Tensor::randn([150, 4], (tch::Kind::Float, Device::Cpu));
+    let targets = Tensor::randint(262_144, [150], (tch::Kind::Int64, Device::Cpu));
+    let shares = Tensor::ones([150], (tch::Kind::Float, Device::Cpu));
+    let (weight, is_trained) = head(&weight, true);
+    let head = Head { weight: &weight, is_trained, cap: Some(3.0), kind: tch::Kind::Float };
+    let chunked = head.gradients(&x, &targets, &shares).unwrap();
+    let (x, free) = (x.set_requires_grad(true), weight.detach().set_requires_grad(true));
+    let logits = (x.linear::<Tensor>(&free, None) / 3.0).tanh() * 3.0;
+    let losses =
+        logits.cross_entropy_loss::<Tensor>(&targets, None, tch::Reduction::None, -100, 0.0);
+    let whole = Tensor::run_backward(&[losses.sum(tch::Kind::Float)], &[&x, &free], false, false);
+    assert!(relative_error(&chunked.outputs.select(1, 0), &losses.detach()) < 1e-6);
+    assert!(relative_error(&chunked.inputs, &whole[0]) < 1e-6);
+    assert!(relative_error(&chunked.weight.unwrap(), &whole[1]) < 1e-6);
+    assert!(relative_error(&head.outputs(&x.detach(), &targets).unwrap(), &chunked.outputs) < 1e-6);
+}
+
+#[test]
+fn bf16_stays_near_fp32() {
+    let (mut wide, folder) = model("llama", &[]);
+    let mut narrow = open(folder.path(), &["precision.compute=bf16"]).unwrap();
+    let batch = texts(&[16, 12]);
+    let [a, b] = [&mut wide, &mut narrow].map(|learner| evaluated(learner, &batch).loss);
+    assert!((a - b).abs() < 0.02 * a && a.to_bits() != b.to_bits(), "{a} and {b}");
+    let (first, _) = leaf_of(&mut wide, &batch);
+    let (second, _) = leaf_of(&mut narrow, &batch);
+    let norm = |values: &[f32]| values.iter().map(|value| value * value).sum::<f32>().sqrt();
+    let difference: Vec<f32> = first.iter().zip(&second).map(|(a, b)| a - b).collect();
+    assert!(norm(&difference) < 0.05 * norm(&first));
+}
+
+#[test]
+fn what_does_not_fit_the_model_is_refused_with_its_key() {
+    let folder = tempfile::tempdir().unwrap();
+    write_model(folder.path(), &config_of("llama"), 3);
+    for (change, expected) in [
+        (
+            "adapter={ rank=3, alpha=6, targets=['qkv'] }",
+            "adapter.targets: qkv is the name of no linear layer",
+        ),
+        ("train.recompute=['layers.2']", "train.recompute: layers.2 is not a layer of this model"),
+        (
+            "model.no_decay=['*.bias']",
+            "model.no_decay = [*.bias]: *.bias is the name of no parameter",
+        ),
+        ("data.sequence=500", "max_position_embeddings = 128, but data.sequence = 500"),
+    ] {
+        let error = open(folder.path(), &[change]).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
