@@ -7,7 +7,8 @@
 //!
 //! A token must not belong to two pieces: while the model writes, the given text is complete before it begins. If no
 //! token of the text crosses a border, the tokens are those of the text as a whole, as the model has seen such texts
-//! before. Where one would cross a border, the text is cut there, and both parts are tokenized separately.
+//! before. Where one would cross a border, the text is cut there, and both parts are tokenized separately, the second as a
+//! continuation: a tokenizer that puts a space in front of a text does not put one there.
 //!
 //! # Chat
 //!
@@ -227,7 +228,11 @@ impl<'a> Encoder<'a> {
         // Ends of the parts that are still to be tokenized, the nearest last.
         let mut ends = vec![text.len()];
         while let Some(end) = ends.pop() {
-            let found = self.tokenizer.encode_spans(text.get(start..end).unwrap_or_default())?;
+            let part = text.get(start..end).unwrap_or_default();
+            let found = match start {
+                0 => self.tokenizer.encode_spans(part)?,
+                _ => self.tokenizer.encode_continuation(part)?,
+            };
             let found: Vec<TokenSpan> = found
                 .into_iter()
                 .map(|(token, span)| (token, start + span.start..start + span.end))
@@ -510,6 +515,10 @@ mod tests {
             rules["pre_tokenizer"]["add_prefix_space"] = true.into();
         });
         assert_eq!(case.encode(r#"{"prompt": "a:", "completion": "b"}"#).unwrap(), "[<s> a:]b</s>");
+        assert_eq!(
+            case.encode(r#"{"prompt": "a: ", "completion": "b"}"#).unwrap(),
+            "[<s> a: ]b</s>"
+        );
     }
 
     #[test]

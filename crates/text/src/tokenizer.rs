@@ -37,6 +37,8 @@ pub struct Tokenizer {
     eos: Option<SpecialToken>,
     pad: Option<SpecialToken>,
     adds_bos: bool,
+    /// Whether a text gets a space in front, as tokenizers of SentencePiece's kind do.
+    adds_space: bool,
     vocab_size: u32,
     special_texts: BTreeMap<String, String>,
     chat_template: Option<(String, PathBuf)>,
@@ -85,6 +87,7 @@ impl Tokenizer {
         rules.with_padding(None);
         let added = guarded(|| added_in_front(&rules)).map_err(failed)?;
         rules.with_post_processor(None::<PostProcessorWrapper>);
+        let adds_space = guarded(|| adds_space(&rules)).map_err(failed)?;
 
         let special_texts = special_texts(sources);
         let named = |name: &str| {
@@ -113,6 +116,7 @@ impl Tokenizer {
             eos,
             pad,
             adds_bos,
+            adds_space,
             vocab_size: largest.map_or(0, |id| id.saturating_add(1)),
             chat_template: chat_template(folder, &sources[0])?,
             special_texts,
@@ -184,6 +188,23 @@ impl Tokenizer {
         Ok(encoded.get_ids().iter().copied().zip(spans).collect())
     }
 
+    /// As [`encode_spans`](Self::encode_spans), for a text that continues another one, so that it gets no space in front.
+    pub(crate) fn encode_continuation(&self, text: &str) -> Result<Vec<TokenSpan>, Error> {
+        if !self.adds_space {
+            return self.encode_spans(text);
+        }
+        let spans = self.encode_spans(&[GUARD, text].concat())?;
+        let is_separate =
+            spans.iter().all(|(_, span)| span.end <= GUARD.len() || span.start >= GUARD.len());
+        if !is_separate {
+            return self.encode_spans(text);
+        }
+        let shifted = |(token, span): TokenSpan| {
+            Some((token, span.start.checked_sub(GUARD.len())?..span.end - GUARD.len()))
+        };
+        Ok(spans.into_iter().filter_map(shifted).collect())
+    }
+
     /// The text of tokens, special ones included. Ids that are not in the vocabulary are left out.
     ///
     /// # Errors
@@ -191,6 +212,15 @@ impl Tokenizer {
     pub fn decode(&self, tokens: &[u32]) -> Result<String, Error> {
         guarded(|| self.rules.decode(tokens, false)).map_err(Error::Tokenizer)
     }
+}
+
+/// What stands before a text that continues another one: tokens seldom contain a line break and what follows.
+const GUARD: &str = "\n";
+
+fn adds_space(rules: &tokenizers::Tokenizer) -> tokenizers::Result<bool> {
+    let (alone, after) = (rules.encode("a", false)?, rules.encode([GUARD, "a"].concat(), false)?);
+    Ok(!after.get_ids().ends_with(alone.get_ids())
+        || after.get_ids().len() == alone.get_ids().len())
 }
 
 /// The last token that the post-processor adds in front of a text.
