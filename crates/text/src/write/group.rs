@@ -82,8 +82,10 @@ pub(super) fn map<T: Send>(
         }
         let mut results = Vec::with_capacity(lines.len());
         for worker in workers {
-            // A panic is caught for each line.
-            results.extend(worker.join().unwrap_or_default());
+            // A panic while a line is encoded was caught above.
+            let panicked =
+                |_| Error::Tokenizer("a thread panicked, see the message on stderr".to_owned());
+            results.extend(worker.join().map_err(panicked)?);
         }
         Ok(results)
     })
