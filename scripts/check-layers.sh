@@ -28,6 +28,7 @@ must_not_reach baton-plan tokio tonic prost tch torch-sys cudarc memmap2 object_
 # Data and checkpoints can be read without libtorch or a GPU.
 must_not_reach baton-proto torch-sys cudarc
 must_not_reach baton-data tonic torch-sys cudarc
+must_not_reach baton-text baton-job tonic torch-sys cudarc
 must_not_reach baton-checkpoint tonic torch-sys cudarc
 # These run on machines that have neither.
 must_not_reach baton-coordinator torch-sys cudarc

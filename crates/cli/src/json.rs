@@ -3,7 +3,7 @@
 //! infinite or NaN. The coordinator's messages are printed with their field names.
 
 pub(crate) use baton_console::json::{line, print};
-use baton_data::write::Summary;
+use baton_data::{survey::Survey, write::Summary};
 use baton_plan::{RecipePlan, notice::MissedDeadline};
 use baton_proto::{
     AveragedAccuracy,
@@ -13,6 +13,7 @@ use baton_recipe::{
     dry_run::DryRun,
     spec::{FieldDifference, Violation},
 };
+use baton_text::{TokenSetSize, TokenizedText, Tokenizer};
 use serde::Serialize;
 
 /// `baton recoveries --json`.
@@ -262,6 +263,77 @@ pub(crate) struct WrittenData {
     pub(crate) classes: Option<String>,
     /// Duration of this run.
     pub(crate) seconds: f64,
+}
+
+/// `baton data tokenize --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct TokenizedData {
+    /// The file for training.
+    pub(crate) train: TokenSetSize,
+    /// The file for validation.
+    pub(crate) val: Option<TokenSetSize>,
+    /// Number of bad lines left out.
+    pub(crate) skipped: u64,
+    /// The first of them: file, line, column and reason.
+    pub(crate) first_skipped: Vec<String>,
+    /// File of the chat template, if one was used.
+    pub(crate) template: Option<String>,
+    /// One more than the largest token of the vocabulary.
+    pub(crate) vocab_size: u32,
+    /// Duration of this run.
+    pub(crate) seconds: f64,
+}
+
+impl TokenizedData {
+    pub(crate) fn new(
+        tokenized: &TokenizedText,
+        tokenizer: &Tokenizer,
+        first_skipped: Vec<String>,
+        seconds: f64,
+    ) -> Self {
+        Self {
+            train: tokenized.train.clone(),
+            val: tokenized.val.clone(),
+            skipped: tokenized.skipped,
+            first_skipped,
+            template: tokenized.template.as_ref().map(|path| path.display().to_string()),
+            vocab_size: tokenizer.vocab_size(),
+            seconds,
+        }
+    }
+}
+
+/// `baton data inspect --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct InspectedData {
+    /// Size and fields.
+    #[serde(flatten)]
+    pub(crate) survey: Survey,
+    /// The first samples as text, with `--tokenizer`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) texts: Option<Vec<SampleText>>,
+}
+
+/// A sample of a file of tokens.
+#[derive(Debug, Serialize)]
+pub(crate) struct SampleText {
+    /// Position in the file.
+    pub(crate) sample: u64,
+    /// Number of tokens.
+    pub(crate) tokens: u64,
+    /// Number of labels that are predicted.
+    pub(crate) predicted: i64,
+    /// Its text: parts with and without loss take turns.
+    pub(crate) parts: Vec<SamplePart>,
+}
+
+/// A part of a sample.
+#[derive(Debug, Serialize)]
+pub(crate) struct SamplePart {
+    /// Its text; special tokens are included.
+    pub(crate) text: String,
+    /// Whether the loss counts its tokens.
+    pub(crate) loss: bool,
 }
 
 /// `baton data synth --json`.

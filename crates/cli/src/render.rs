@@ -42,6 +42,11 @@ impl Paint {
         self.with(&format!("38;5;{}", COLOURS[rank as usize % COLOURS.len()]), text)
     }
 
+    /// Text of little importance.
+    pub(crate) fn dim(self, text: &str) -> String {
+        self.with("2", text)
+    }
+
     fn bold(self, text: &str) -> String {
         self.with("1", text)
     }

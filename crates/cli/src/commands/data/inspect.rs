@@ -1,15 +1,24 @@
 //! `baton data inspect`
 
-use std::{fmt::Write, path::PathBuf};
+use std::{
+    fmt::Write,
+    path::{Path, PathBuf},
+};
 
 use baton_data::{
     Beton,
     survey::{FieldSurvey, Sizes, Survey, Values},
 };
 use baton_job::exit::Failure;
+use baton_text::{TokenFile, Tokenizer};
 
-use super::failure;
-use crate::{human, json};
+use super::{failure, text_failure};
+use crate::{
+    clean, human,
+    json::{self, InspectedData, SamplePart, SampleText},
+    output,
+    render::Paint,
+};
 
 /// Show what is in a .beton file: fields, sizes, modes and resolutions
 #[derive(Debug, clap::Args)]
@@ -17,12 +26,21 @@ use crate::{human, json};
 Examples:
   baton data inspect train.beton
   baton data inspect --json train.beton | jq .samples
+  baton data inspect train.beton --tokenizer SmolLM2-135M-Instruct --show 3
+      the first 3 samples that `baton data tokenize` wrote, as text; what the loss does not count is
+      dim on a terminal, and in \u{27e6}brackets\u{27e7} elsewhere
 
-Reads only the rows and the allocation table, so it is fast for any size of file. To check every
+Without --tokenizer, reads only the rows and the allocation table, so it is fast for any size of file. To check every
 image, use `baton data verify`.")]
 pub(crate) struct Args {
     /// The file
     file: PathBuf,
+    /// Show samples of tokens as text, with the tokenizer in this folder
+    #[arg(long, value_name = "MODEL_FOLDER")]
+    tokenizer: Option<PathBuf>,
+    /// Number of samples to show
+    #[arg(long, value_name = "N", requires = "tokenizer", default_value_t = 1)]
+    show: u64,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -30,8 +48,54 @@ pub(crate) struct Args {
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let survey = Beton::open(&args.file).and_then(|beton| Survey::of(&beton)).map_err(failure)?;
-    json::print(args.json, &survey, |survey| text(survey).trim_end().to_owned());
+    let texts = args.tokenizer.as_ref().map(|tokenizer| texts(args, tokenizer)).transpose()?;
+    let inspected = InspectedData { survey, texts };
+    if args.json {
+        output::line(json::line(&inspected));
+        return Ok(());
+    }
+    output::line(text(&inspected.survey).trim_end());
+    for sample in inspected.texts.iter().flatten() {
+        output::painted(painted(sample, Paint::detect()));
+    }
     Ok(())
+}
+
+/// The first samples as text.
+fn texts(args: &Args, tokenizer: &Path) -> Result<Vec<SampleText>, Failure> {
+    let tokenizer = Tokenizer::load(tokenizer).map_err(text_failure)?;
+    let file = TokenFile::open(&args.file).map_err(text_failure)?;
+    let one = |number| {
+        let sample = file.sample(number)?;
+        let parts = sample.parts(&tokenizer)?;
+        let parts = parts.into_iter().map(|part| SamplePart { text: part.text, loss: part.counts });
+        Ok(SampleText {
+            sample: number,
+            tokens: sample.tokens.len() as u64,
+            predicted: sample.predicted,
+            parts: parts.collect(),
+        })
+    };
+    (0..file.beton().len().min(args.show)).map(one).collect::<Result<_, _>>().map_err(text_failure)
+}
+
+/// A sample for a terminal, or with brackets.
+fn painted(sample: &SampleText, paint: Paint) -> String {
+    let parts = sample.parts.iter().map(|part| {
+        let text = clean::lines(&part.text);
+        match (part.loss, paint) {
+            (true, _) => text.into_owned(),
+            (false, Paint::Colours) => paint.dim(&text),
+            (false, Paint::Plain) => format!("\u{27e6}{text}\u{27e7}"),
+        }
+    });
+    let parts: String = parts.collect();
+    format!(
+        "\nsample {}: {}, {} predicted\n{parts}",
+        sample.sample,
+        human::count(sample.tokens, "token"),
+        sample.predicted
+    )
 }
 
 /// The survey as text.

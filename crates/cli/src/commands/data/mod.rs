@@ -3,6 +3,7 @@
 mod bench;
 mod inspect;
 mod synth;
+mod tokenize;
 mod verify;
 mod write;
 
@@ -16,6 +17,7 @@ use crate::failure::{bad_input, failed};
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Write(write::Args),
+    Tokenize(tokenize::Args),
     #[command(subcommand)]
     Synth(synth::Command),
     Inspect(inspect::Args),
@@ -26,6 +28,7 @@ pub(crate) enum Command {
 pub(super) fn run(command: &Command) -> Result<(), Failure> {
     match command {
         Command::Write(args) => write::run(args),
+        Command::Tokenize(args) => tokenize::run(args),
         Command::Synth(command) => synth::run(command),
         Command::Inspect(args) => inspect::run(args),
         Command::Verify(args) => verify::run(args),
@@ -54,4 +57,20 @@ fn failure(error: baton_data::Error) -> Failure {
         | baton_data::Error::Panicked => failed(error),
         _ => bad_input(error),
     }
+}
+
+/// Classifies an error, as the others.
+fn text_failure(error: baton_text::Error) -> Failure {
+    match error {
+        baton_text::Error::Write(error) => write_failure(error),
+        baton_text::Error::Read(error) => failure(error),
+        baton_text::Error::Thread(_) => failed(error),
+        _ => bad_input(error),
+    }
+}
+
+/// Parses a share.
+fn share(text: &str) -> Result<f64, String> {
+    let share: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if (0.0..=1.0).contains(&share) { Ok(share) } else { Err("not in 0 to 1".to_owned()) }
 }

@@ -13,7 +13,7 @@ use baton_data::write::{
 use baton_job::exit::Failure;
 use indicatif::{ProgressBar, ProgressDrawTarget};
 
-use super::write_failure;
+use super::{share, write_failure};
 use crate::{
     commands::{bar::bar, threads},
     failure::bad_input,
@@ -100,11 +100,6 @@ enum BadImagePolicy {
     Fail,
     /// Report bad images and leave them out
     Skip,
-}
-
-fn share(text: &str) -> Result<f64, String> {
-    let share: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    if (0.0..=1.0).contains(&share) { Ok(share) } else { Err("not in 0 to 1".to_owned()) }
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
