@@ -322,7 +322,7 @@ pub(crate) struct SampleText {
     /// Number of tokens.
     pub(crate) tokens: u64,
     /// Number of labels that are predicted.
-    pub(crate) predicted: i64,
+    pub(crate) predicted: u64,
     /// Its text: parts with and without loss take turns.
     pub(crate) parts: Vec<SamplePart>,
 }

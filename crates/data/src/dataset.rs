@@ -10,12 +10,13 @@ use baton_recipe::{JobSpec, spec::OnBadSample};
 
 pub use self::{
     labels::Labels,
-    tokens::{NO_LABEL, TEXT_FIELDS, TextSize},
+    tokens::{
+        LABELS_FIELD, LARGEST_FIELD, NO_LABEL, PREDICTED_FIELD, TOKENS_FIELD, TextColumn, TextSize,
+    },
 };
 use self::{
     labels::{LabelColumn, ValueColumn},
     open_shards::OpenShards,
-    tokens::TokenColumn,
 };
 use crate::{
     Beton, EpochOrder, Error, FileFault, SampleBlocks, SampleFault,
@@ -73,15 +74,15 @@ impl Source {
     pub fn of_recipe(spec: &JobSpec, location: &str, cache_dir: PathBuf) -> Self {
         let data = &spec.data;
         let recipe_dir = (!data.cache_dir.is_empty()).then(|| PathBuf::from(&data.cache_dir));
-        let field = |name: &String, of_texts: usize| match spec.model.arch.is_causal_lm() {
-            true => TEXT_FIELDS[of_texts].to_owned(),
+        let field = |name: &String, of_texts: &str| match spec.model.arch.is_causal_lm() {
+            true => of_texts.to_owned(),
             false => name.clone(),
         };
         Self {
             location: location.to_owned(),
-            input_field: field(&data.input_field, 0),
+            input_field: field(&data.input_field, TOKENS_FIELD),
             extra_fields: data.extra_fields.clone(),
-            label_field: field(&data.label_field, 1),
+            label_field: field(&data.label_field, LABELS_FIELD),
             labels: Labels::of_recipe(spec),
             vocabulary: None,
             on_bad_sample: data.on_bad_sample,
@@ -359,14 +360,14 @@ pub(crate) struct Shard {
 pub(crate) enum InputColumn {
     Images(ImageColumn),
     Arrays(ArrayColumn),
-    Tokens(TokenColumn),
+    Tokens(TextColumn),
 }
 
 /// Position of a sample's input.
 pub(crate) enum InputLocation<'a> {
     Image(ImageLocation),
     Array(&'a ArrayColumn),
-    Tokens(&'a TokenColumn),
+    Tokens(&'a TextColumn),
 }
 
 impl Shard {
@@ -383,7 +384,7 @@ impl Shard {
             Some(FieldType::NdArray | FieldType::TorchTensor) => {
                 InputColumn::Arrays(beton.array_column(name)?)
             }
-            _ if source.labels == Labels::Tokens => InputColumn::Tokens(TokenColumn::find(&beton)?),
+            _ if source.labels == Labels::Tokens => InputColumn::Tokens(TextColumn::find(&beton)?),
             // Images are the default: for other fields, report the error of an image field.
             _ => InputColumn::Images(beton.image_column(name)?),
         };

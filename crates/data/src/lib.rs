@@ -57,7 +57,10 @@ pub mod write;
 
 pub use batch::{Batch, Inputs};
 pub use beton::{Beton, ImageBytes, Mode};
-pub use dataset::{Dataset, InputType, Labels, NO_LABEL, Source, TEXT_FIELDS, TextSize};
+pub use dataset::{
+    Dataset, InputType, LABELS_FIELD, LARGEST_FIELD, Labels, NO_LABEL, PREDICTED_FIELD, Source,
+    TOKENS_FIELD, TextColumn, TextSize,
+};
 pub use decode::{Decoder, ImageTransform};
 pub use error::{Error, FileFault, SampleFault};
 pub use items::Items;

@@ -17,8 +17,10 @@
 //! what lies between. Some templates change earlier messages (they remove reasoning, or move the system message): then
 //! there is no such split, which is an error.
 
+use baton_data::NO_LABEL;
+
 use crate::{
-    ChatTemplate, Error, NO_LOSS, Tokenizer,
+    ChatTemplate, Error, Tokenizer,
     chat::ChatEnd,
     samples::{RawSample, TextFormat, Turn, is_blank},
     tokenizer::TokenSpan,
@@ -48,17 +50,17 @@ pub struct Encoder<'a> {
 pub struct EncodedSample {
     /// Their ids.
     pub tokens: Vec<u32>,
-    /// One label per token: see [`LABELS_FIELD`](crate::LABELS_FIELD).
+    /// One label per token: see [`LABELS_FIELD`](baton_data::LABELS_FIELD).
     pub labels: Vec<i32>,
     /// Number of tokens before the sample was cut to the maximum.
     pub whole_tokens: usize,
 }
 
 impl EncodedSample {
-    /// Number of labels that are predicted: see [`PREDICTED_FIELD`](crate::PREDICTED_FIELD).
+    /// Number of labels that are predicted: see [`PREDICTED_FIELD`](baton_data::PREDICTED_FIELD).
     #[must_use]
     pub fn predicted(&self) -> usize {
-        self.labels.iter().skip(1).filter(|label| **label != NO_LOSS).count()
+        self.labels.iter().skip(1).filter(|label| **label != NO_LABEL).count()
     }
 
     /// The largest token; 0 if there are none.
@@ -306,7 +308,7 @@ impl Labelled {
         let label = label
             .map_err(|_| Error::Tokenizer(format!("token {token} does not fit into 31 bits")))?;
         self.tokens.push(token);
-        self.labels.push(if counts { label } else { NO_LOSS });
+        self.labels.push(if counts { label } else { NO_LABEL });
         Ok(())
     }
 }
@@ -357,14 +359,14 @@ mod tests {
     fn shown(tokenizer: &Tokenizer, sample: &EncodedSample) -> String {
         assert_eq!(sample.tokens.len(), sample.labels.len());
         for (token, label) in sample.tokens.iter().zip(&sample.labels) {
-            assert!(*label == NO_LOSS || *label == *token as i32, "{sample:?}");
+            assert!(*label == NO_LABEL || *label == *token as i32, "{sample:?}");
         }
-        let runs = sample.labels.chunk_by(|a, b| (*a == NO_LOSS) == (*b == NO_LOSS));
+        let runs = sample.labels.chunk_by(|a, b| (*a == NO_LABEL) == (*b == NO_LABEL));
         let mut start = 0;
         let parts = runs.map(|run| {
             let text = tokenizer.decode(&sample.tokens[start..][..run.len()]).unwrap();
             start += run.len();
-            if run[0] == NO_LOSS { format!("[{text}]") } else { text }
+            if run[0] == NO_LABEL { format!("[{text}]") } else { text }
         });
         parts.collect()
     }
@@ -502,7 +504,7 @@ mod tests {
         assert_eq!(tokens("b", " a").tokens, [bos, case.model.id("b"), space_a, eos]);
         let cut = tokens("b ", "a");
         assert_eq!(cut.tokens, [bos, case.model.id("b"), space, a, eos]);
-        assert_eq!(cut.labels, [NO_LOSS, NO_LOSS, NO_LOSS, a as i32, eos as i32]);
+        assert_eq!(cut.labels, [NO_LABEL, NO_LABEL, NO_LABEL, a as i32, eos as i32]);
         // A character of three bytes, none of which is a token with others.
         assert_eq!(tokens("€", "€").predicted(), 4);
     }
@@ -524,7 +526,7 @@ mod tests {
     #[test]
     fn the_first_label_is_not_predicted() {
         let sample =
-            EncodedSample { tokens: vec![7, 9, 8], labels: vec![7, NO_LOSS, 8], whole_tokens: 3 };
+            EncodedSample { tokens: vec![7, 9, 8], labels: vec![7, NO_LABEL, 8], whole_tokens: 3 };
         assert_eq!((sample.predicted(), sample.largest()), (1, 9));
     }
 

@@ -43,16 +43,3 @@ pub use self::{
         TokenizedText, ValSet, tokenize,
     },
 };
-
-/// Name of the Bytes field with the tokens of a sample: ids as u32, little-endian.
-pub const TOKENS_FIELD: &str = "tokens";
-/// Name of the Bytes field with the labels of a sample: i32, little-endian, one per token: the token where the loss
-/// counts, [`NO_LOSS`] elsewhere. Labels are not shifted: label i is to be predicted from the tokens before i.
-pub const LABELS_FIELD: &str = "labels";
-/// Name of the Int field with the number of labels that are predicted: those at position 1 and later that are not
-/// [`NO_LOSS`].
-pub const PREDICTED_FIELD: &str = "predicted";
-/// Name of the Int field with the largest token of a sample.
-pub const LARGEST_FIELD: &str = "largest";
-/// The label of a token without loss.
-pub const NO_LOSS: i32 = -100;

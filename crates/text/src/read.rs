@@ -2,23 +2,15 @@
 
 use std::path::Path;
 
-use baton_data::{
-    Beton,
-    beton::{BytesColumn, IntColumn},
-};
+use baton_data::{Beton, NO_LABEL, TextColumn};
 
-use crate::{
-    Error, LABELS_FIELD, LARGEST_FIELD, NO_LOSS, PREDICTED_FIELD, TOKENS_FIELD, Tokenizer,
-};
+use crate::{Error, Tokenizer};
 
 /// An open file of tokens.
 #[derive(Debug)]
 pub struct TokenFile {
     beton: Beton,
-    tokens: BytesColumn,
-    labels: BytesColumn,
-    predicted: IntColumn,
-    largest: IntColumn,
+    column: TextColumn,
 }
 
 /// A sample of a file.
@@ -26,12 +18,8 @@ pub struct TokenFile {
 pub struct TokenSample {
     /// Its tokens.
     pub tokens: Vec<u32>,
-    /// One label per token: see [`LABELS_FIELD`].
+    /// One label per token: see [`LABELS_FIELD`](baton_data::LABELS_FIELD).
     pub labels: Vec<i32>,
-    /// See [`PREDICTED_FIELD`].
-    pub predicted: i64,
-    /// See [`LARGEST_FIELD`].
-    pub largest: i64,
 }
 
 /// A part of a sample, as text.
@@ -50,13 +38,7 @@ impl TokenFile {
     /// The file cannot be read, or has no such fields.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let beton = Beton::open(path)?;
-        Ok(Self {
-            tokens: beton.bytes_column(TOKENS_FIELD)?,
-            labels: beton.bytes_column(LABELS_FIELD)?,
-            predicted: beton.int_column(PREDICTED_FIELD)?,
-            largest: beton.int_column(LARGEST_FIELD)?,
-            beton,
-        })
+        Ok(Self { column: TextColumn::find(&beton)?, beton })
     }
 
     /// The file itself.
@@ -71,35 +53,26 @@ impl TokenFile {
     /// There is no such sample, it cannot be read, or its tokens and labels do not belong together.
     pub fn sample(&self, sample: u64) -> Result<TokenSample, Error> {
         let (mut tokens, mut labels) = (Vec::new(), Vec::new());
-        self.beton.bytes(&self.tokens, sample, &mut tokens)?;
-        self.beton.bytes(&self.labels, sample, &mut labels)?;
-        let ((token_words, rest), (label_words, _)) =
-            (tokens.as_chunks::<4>(), labels.as_chunks::<4>());
-        if tokens.len() != labels.len() || !rest.is_empty() {
-            let reason = format!(
-                "sample {sample} has {} bytes of tokens and {} of labels, but both must have 4 per token: write the file \
-                 again with `baton data tokenize`",
-                tokens.len(),
-                labels.len()
-            );
-            return Err(Error::file(self.beton.path(), reason));
-        }
-        Ok(TokenSample {
-            tokens: token_words.iter().map(|word| u32::from_le_bytes(*word)).collect(),
-            labels: label_words.iter().map(|word| i32::from_le_bytes(*word)).collect(),
-            predicted: self.beton.int(&self.predicted, sample)?,
-            largest: self.beton.int(&self.largest, sample)?,
-        })
+        self.column.read(&self.beton, sample, &mut Vec::new(), (&mut tokens, &mut labels))?;
+        // Both came from 32 bits.
+        let tokens = tokens.into_iter().map(|token| token as u32).collect();
+        Ok(TokenSample { tokens, labels: labels.into_iter().map(|label| label as i32).collect() })
     }
 }
 
 impl TokenSample {
+    /// Number of labels that are predicted: see [`PREDICTED_FIELD`](baton_data::PREDICTED_FIELD).
+    #[must_use]
+    pub fn predicted(&self) -> u64 {
+        self.labels.iter().skip(1).filter(|label| **label != NO_LABEL).count() as u64
+    }
+
     /// The sample as text: runs of tokens with and without loss take turns.
     ///
     /// # Errors
     /// The tokenizer cannot decode the tokens.
     pub fn parts(&self, tokenizer: &Tokenizer) -> Result<Vec<TextPart>, Error> {
-        let runs = self.labels.chunk_by(|a, b| (*a == NO_LOSS) == (*b == NO_LOSS));
+        let runs = self.labels.chunk_by(|a, b| (*a == NO_LABEL) == (*b == NO_LABEL));
         let mut parts = Vec::new();
         let (mut end, mut before) = (0, String::new());
         for run in runs {
@@ -111,7 +84,7 @@ impl TokenSample {
                 Some(text) => text.to_owned(),
                 None => tokenizer.decode(self.tokens.get(start..end).unwrap_or_default())?,
             };
-            parts.push(TextPart { text, counts: run.first() != Some(&NO_LOSS) });
+            parts.push(TextPart { text, counts: run.first() != Some(&NO_LABEL) });
             before = whole;
         }
         Ok(parts)
@@ -129,8 +102,8 @@ mod tests {
         let tokenizer = model.load();
         let tokens = tokenizer.encode("hi you</s>").unwrap();
         assert_eq!(tokens.len(), 4);
-        let labels = vec![NO_LOSS, tokens[1] as i32, tokens[2] as i32, NO_LOSS];
-        let sample = TokenSample { tokens, labels, predicted: 2, largest: 300 };
+        let labels = vec![NO_LABEL, tokens[1] as i32, tokens[2] as i32, NO_LABEL];
+        let sample = TokenSample { tokens, labels };
         let parts = sample.parts(&tokenizer).unwrap();
         let parts: Vec<(&str, bool)> =
             parts.iter().map(|part| (part.text.as_str(), part.counts)).collect();

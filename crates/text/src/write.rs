@@ -14,19 +14,15 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use baton_data::write::{FFCV_MIN_PAGE_BYTES, Field, FieldKind, Value, Writer};
+use baton_data::write::{MAX_TEXT_TOKENS, TextWriter};
 
 pub use self::statistics::{LengthBin, TokenSetSize};
 use self::{count::SampleCounts, group::LineGroups, statistics::TokenStatistics};
 use crate::{
-    ChatTemplate, EncodedSample, Encoder, Error, LABELS_FIELD, LARGEST_FIELD, LossTokens,
-    PREDICTED_FIELD, TOKENS_FIELD, Tokenizer,
+    ChatTemplate, EncodedSample, Encoder, Error, LossTokens, Tokenizer,
     samples::{LineKeys, TextFormat, parse},
     split::{SampleSet, SampleSplit},
 };
-
-/// Maximum of [`TokenizeOptions::sequence`], in tokens: the tokens and labels of a sample fit into a page.
-pub const MAX_SEQUENCE: u32 = FFCV_MIN_PAGE_BYTES / 8;
 
 /// What to tokenize, and how.
 #[derive(Clone, Debug)]
@@ -43,7 +39,7 @@ pub struct TokenizeOptions {
     pub template: TemplateSource,
     /// Which tokens the loss counts.
     pub loss: LossTokens,
-    /// Maximum number of tokens of a sample, 2 to [`MAX_SEQUENCE`].
+    /// Maximum number of tokens of a sample, 2 to [`MAX_TEXT_TOKENS`].
     pub sequence: u32,
     /// What to do about lines that cannot be used.
     pub on_bad: OnBadLine,
@@ -183,9 +179,9 @@ pub fn tokenize(
 
 fn check(options: &TokenizeOptions) -> Result<(), Error> {
     let refused = |reason: String| Err(Error::Option(reason));
-    if !(2..=MAX_SEQUENCE).contains(&options.sequence) {
+    if !(2..=MAX_TEXT_TOKENS).contains(&options.sequence) {
         return refused(format!(
-            "--sequence {}: must be 2 to {MAX_SEQUENCE} tokens",
+            "--sequence {}: must be 2 to {MAX_TEXT_TOKENS} tokens",
             options.sequence
         ));
     }
@@ -253,32 +249,19 @@ fn template(
 
 /// A file being written, and its statistics.
 struct TokenSet {
-    writer: Writer,
+    writer: TextWriter,
     statistics: TokenStatistics,
     path: PathBuf,
 }
 
 impl TokenSet {
     fn create(path: &Path, samples: u64, sequence: u32) -> Result<Self, Error> {
-        let fields = vec![
-            Field::new(TOKENS_FIELD, FieldKind::Bytes),
-            Field::new(LABELS_FIELD, FieldKind::Bytes),
-            Field::new(PREDICTED_FIELD, FieldKind::Int),
-            Field::new(LARGEST_FIELD, FieldKind::Int),
-        ];
-        let writer = Writer::create(path, fields, samples, FFCV_MIN_PAGE_BYTES)?;
+        let writer = TextWriter::create(path, samples)?;
         Ok(Self { writer, statistics: TokenStatistics::new(sequence), path: path.to_owned() })
     }
 
     fn push(&mut self, sample: &EncodedSample) -> Result<(), Error> {
-        let tokens: Vec<u8> = sample.tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
-        let labels: Vec<u8> = sample.labels.iter().flat_map(|label| label.to_le_bytes()).collect();
-        self.writer.push(&[
-            Value::Bytes(&tokens),
-            Value::Bytes(&labels),
-            Value::Int(sample.predicted() as i64),
-            Value::Int(sample.largest().into()),
-        ])?;
+        self.writer.push(&sample.tokens, &sample.labels)?;
         self.statistics.add(sample);
         Ok(())
     }

@@ -11,9 +11,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use baton_data::Beton;
+use baton_data::{Beton, NO_LABEL};
 use baton_text::{
-    Error, LossTokens, NO_LOSS, OnBadLine, TemplateSource, TextFormat, TokenFile, TokenizeEvent,
+    Error, LossTokens, OnBadLine, TemplateSource, TextFormat, TokenFile, TokenizeEvent,
     TokenizeOptions, TokenizedText, Tokenizer, ValSet, tokenize,
 };
 use kit::Model;
@@ -108,7 +108,7 @@ fn the_fields_of_a_file_are_tokens_labels_and_their_numbers() {
     let tokens = words("tokens").into_iter().map(u32::from_le_bytes).collect::<Vec<_>>();
     assert_eq!(tokens, [hi, space, yo, eos]);
     let labels = words("labels").into_iter().map(i32::from_le_bytes).collect::<Vec<_>>();
-    assert_eq!(labels, [NO_LOSS, space as i32, yo as i32, eos as i32]);
+    assert_eq!(labels, [NO_LABEL, space as i32, yo as i32, eos as i32]);
     let int = |field: &str| beton.int(&beton.int_column(field).unwrap(), 0).unwrap();
     assert_eq!((int("predicted"), int("largest")), (3, eos.into()));
 

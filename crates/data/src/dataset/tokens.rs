@@ -6,14 +6,23 @@ use crate::{
     beton::{BytesColumn, IntColumn},
 };
 
-/// Names of the fields of a text.
-pub const TEXT_FIELDS: [&str; 4] = ["tokens", "labels", "predicted", "largest"];
+/// Name of the Bytes field with the tokens of a text: ids as u32, little-endian.
+pub const TOKENS_FIELD: &str = "tokens";
+/// Name of the Bytes field with the labels of a text: i32, little-endian, one per token: the token where the loss
+/// counts, [`NO_LABEL`] elsewhere. Labels are not shifted: label i is to be predicted from the tokens before i.
+pub const LABELS_FIELD: &str = "labels";
+/// Name of the Int field with the number of labels that are predicted: those at position 1 and later that are not
+/// [`NO_LABEL`].
+pub const PREDICTED_FIELD: &str = "predicted";
+/// Name of the Int field with the largest token of a text.
+pub const LARGEST_FIELD: &str = "largest";
 
-/// The label of a token that is not predicted; torch's `ignore_index`.
-pub const NO_LABEL: i64 = -100;
+/// The label of a token without loss; torch's `ignore_index`.
+pub const NO_LABEL: i32 = -100;
 
 /// The fields of a text.
-pub(crate) struct TokenColumn {
+#[derive(Debug)]
+pub struct TextColumn {
     /// u32, little-endian.
     tokens: BytesColumn,
     /// i32, little-endian, one for each token.
@@ -31,20 +40,23 @@ pub struct TextSize {
     pub predicted: u32,
 }
 
-impl TokenColumn {
-    pub(super) fn find(beton: &Beton) -> Result<Self, Error> {
-        let [tokens, labels, predicted, largest] = TEXT_FIELDS;
+impl TextColumn {
+    /// Finds the fields of a text.
+    ///
+    /// # Errors
+    /// One of them is missing, or has another type.
+    pub fn find(beton: &Beton) -> Result<Self, Error> {
         Ok(Self {
-            tokens: beton.bytes_column(tokens)?,
-            labels: beton.bytes_column(labels)?,
-            predicted: beton.int_column(predicted)?,
-            largest: beton.int_column(largest)?,
+            tokens: beton.bytes_column(TOKENS_FIELD)?,
+            labels: beton.bytes_column(LABELS_FIELD)?,
+            predicted: beton.int_column(PREDICTED_FIELD)?,
+            largest: beton.int_column(LARGEST_FIELD)?,
         })
     }
 
     /// Checks the rows: lengths, and that all token ids are below the size of the vocabulary.
     pub(super) fn check(&self, beton: &Beton, source: &Source) -> Result<(), Error> {
-        for name in &TEXT_FIELDS[..2] {
+        for name in [TOKENS_FIELD, LABELS_FIELD] {
             beton.check_values(beton.field(name, &[crate::beton::FieldType::Bytes])?)?;
         }
         for sample in 0..beton.len() {
@@ -82,7 +94,10 @@ impl TokenColumn {
     }
 
     /// Reads tokens and labels of a text. `buffer` is scratch memory.
-    pub(crate) fn read(
+    ///
+    /// # Errors
+    /// There is no such sample, it cannot be read, or its fields contradict each other.
+    pub fn read(
         &self,
         beton: &Beton,
         sample: u64,
@@ -97,8 +112,9 @@ impl TokenColumn {
         labels.clear();
         labels.extend(words.iter().map(|word| i64::from(i32::from_le_bytes(*word))));
         let largest = beton.int(&self.largest, sample)?;
-        let is_label = |label: &i64| *label == NO_LABEL || (0..=largest).contains(label);
-        let predicted = labels.iter().skip(1).filter(|label| **label != NO_LABEL).count();
+        let is_label = |label: &i64| *label == i64::from(NO_LABEL) || (0..=largest).contains(label);
+        let predicted =
+            labels.iter().skip(1).filter(|label| **label != i64::from(NO_LABEL)).count();
         if !tokens.iter().all(|token| *token <= largest)
             || !labels.iter().all(is_label)
             || predicted != size.predicted as usize

@@ -41,5 +41,5 @@ pub use self::{
         ImageCounts, OnBadImage, Options, OutputFile, Summary, WriteEvent, shard_path, write_images,
     },
     source::{EXTENSIONS, Item, Source},
-    text::TextWriter,
+    text::{MAX_TEXT_TOKENS, TextWriter},
 };

@@ -2,8 +2,11 @@
 
 use std::path::Path;
 
-use super::{DEFAULT_PAGE_BYTES, Error, Field, FieldKind, FinishedFile, Value, Writer};
-use crate::{NO_LABEL, TEXT_FIELDS};
+use super::{Error, FFCV_MIN_PAGE_BYTES, Field, FieldKind, FinishedFile, Value, Writer};
+use crate::{LABELS_FIELD, LARGEST_FIELD, NO_LABEL, PREDICTED_FIELD, TOKENS_FIELD};
+
+/// Most tokens of a text: its tokens and labels fit into a page.
+pub const MAX_TEXT_TOKENS: u32 = FFCV_MIN_PAGE_BYTES / 8;
 
 /// Writes texts, one sample each.
 pub struct TextWriter {
@@ -17,9 +20,13 @@ impl TextWriter {
     /// # Errors
     /// As [`Writer::create`].
     pub fn create(path: &Path, texts: u64) -> Result<Self, Error> {
-        let kinds = [FieldKind::Bytes, FieldKind::Bytes, FieldKind::Int, FieldKind::Int];
-        let fields = TEXT_FIELDS.into_iter().zip(kinds).map(|(name, kind)| Field::new(name, kind));
-        let writer = Writer::create(path, fields.collect(), texts, DEFAULT_PAGE_BYTES)?;
+        let fields = vec![
+            Field::new(TOKENS_FIELD, FieldKind::Bytes),
+            Field::new(LABELS_FIELD, FieldKind::Bytes),
+            Field::new(PREDICTED_FIELD, FieldKind::Int),
+            Field::new(LARGEST_FIELD, FieldKind::Int),
+        ];
+        let writer = Writer::create(path, fields, texts, FFCV_MIN_PAGE_BYTES)?;
         Ok(Self { writer, texts: 0 })
     }
 
@@ -29,8 +36,7 @@ impl TextWriter {
     /// # Errors
     /// Fewer labels than tokens or none that can be predicted, which training could not use; or as [`Writer::push`].
     pub fn push(&mut self, tokens: &[u32], labels: &[i32]) -> Result<(), Error> {
-        let predicted =
-            labels.iter().skip(1).filter(|label| i64::from(**label) != NO_LABEL).count();
+        let predicted = labels.iter().skip(1).filter(|label| **label != NO_LABEL).count();
         if tokens.len() != labels.len() || predicted == 0 {
             let reason = format!(
                 "text {} has {} tokens and {} labels, {predicted} of them to be predicted",
@@ -38,7 +44,7 @@ impl TextWriter {
                 tokens.len(),
                 labels.len()
             );
-            return Err(Error::Field { name: TEXT_FIELDS[1].to_owned(), reason });
+            return Err(Error::Field { name: LABELS_FIELD.to_owned(), reason });
         }
         let largest = tokens.iter().max().copied().unwrap_or_default();
         let token_bytes: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();

@@ -3,8 +3,8 @@
 use std::{path::Path, sync::Arc};
 
 use baton_data::{
-    Batch, Dataset, Error, Inputs, Labels, Loader, Options, Preprocessing, Request, Source,
-    TEXT_FIELDS, TextSize,
+    Batch, Dataset, Error, Inputs, LABELS_FIELD, LARGEST_FIELD, Labels, Loader, Options,
+    PREDICTED_FIELD, Preprocessing, Request, Source, TOKENS_FIELD, TextSize,
     write::{Error as WriteError, Field, FieldKind, TextWriter, Value, Writer},
 };
 use baton_recipe::spec::Resize;
@@ -27,7 +27,7 @@ fn write(path: &Path) {
 }
 
 fn open(path: &Path, vocabulary: u64) -> Result<Arc<Dataset>, Error> {
-    let [input_field, label_field, ..] = TEXT_FIELDS.map(str::to_owned);
+    let [input_field, label_field] = [TOKENS_FIELD, LABELS_FIELD].map(str::to_owned);
     let (labels, vocabulary) = (Labels::Tokens, Some(vocabulary));
     let location = path.to_str().unwrap();
     let source = Source { input_field, label_field, labels, vocabulary, ..Source::new(location) };
@@ -78,7 +78,8 @@ fn damaged(tokens: &[u32], labels: &[i32], predicted: i64, largest: i64) -> Stri
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("set.beton");
     let kinds = [FieldKind::Bytes, FieldKind::Bytes, FieldKind::Int, FieldKind::Int];
-    let fields = TEXT_FIELDS.into_iter().zip(kinds).map(|(name, kind)| Field::new(name, kind));
+    let names = [TOKENS_FIELD, LABELS_FIELD, PREDICTED_FIELD, LARGEST_FIELD];
+    let fields = names.into_iter().zip(kinds).map(|(name, kind)| Field::new(name, kind));
     let mut writer = Writer::create(&path, fields.collect(), 1, 1 << 12).unwrap();
     let tokens: Vec<u8> = tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
     let labels: Vec<u8> = labels.iter().flat_map(|label| label.to_le_bytes()).collect();

@@ -61,6 +61,7 @@ impl Case {
     pub(crate) fn learner(&self) -> Result<TorchLearner> {
         let input_type = match &self.batches()?[0].inputs {
             Inputs::Images { .. } => InputType::Image,
+            Inputs::Tokens { .. } => InputType::Tokens,
             Inputs::Arrays { shape, .. } => InputType::Array(shape.clone()),
         };
         let mut learner = TorchLearner::new(&self.spec, &input_type, Device::Cpu)?;

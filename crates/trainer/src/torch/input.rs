@@ -120,7 +120,7 @@ impl DeviceInput {
             // The first token of a text is predicted by no other.
             for position in start + 1..start + length {
                 match labels.get(position as usize) {
-                    Some(label) if *label != NO_LABEL => {
+                    Some(label) if *label != i64::from(NO_LABEL) => {
                         positions.push(position - 1);
                         targets.push(*label);
                     }

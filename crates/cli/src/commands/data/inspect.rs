@@ -72,7 +72,7 @@ fn texts(args: &Args, tokenizer: &Path) -> Result<Vec<SampleText>, Failure> {
         Ok(SampleText {
             sample: number,
             tokens: sample.tokens.len() as u64,
-            predicted: sample.predicted,
+            predicted: sample.predicted(),
             parts: parts.collect(),
         })
     };

@@ -7,10 +7,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use baton_data::write::MAX_TEXT_TOKENS;
 use baton_job::exit::Failure;
 use baton_text::{
     LengthBin, LossTokens, OnBadLine, TemplateSource, TextFormat, TokenSetSize, TokenizeEvent,
-    TokenizeOptions, TokenizedText, Tokenizer, ValSet, tokenize, write::MAX_SEQUENCE,
+    TokenizeOptions, TokenizedText, Tokenizer, ValSet, tokenize,
 };
 use indicatif::{ProgressBar, ProgressDrawTarget};
 
@@ -69,7 +70,7 @@ pub(crate) struct Args {
     to: PathBuf,
     /// Maximum number of tokens of a sample; what is beyond is cut off and counted
     #[arg(long, value_name = "TOKENS", default_value_t = 1024,
-        value_parser = clap::value_parser!(u32).range(2..=i64::from(MAX_SEQUENCE)))]
+        value_parser = clap::value_parser!(u32).range(2..=i64::from(MAX_TEXT_TOKENS)))]
     sequence: u32,
     /// Format of all files [default: by the keys of the first line of each]
     #[arg(long, value_enum)]

@@ -6,12 +6,14 @@ mod models;
 
 use std::path::Path;
 
-use baton_data::{Inputs, NO_LABEL};
+use baton_data::Inputs;
 use models::{FAMILIES, VOCABULARY, config_of, write_model};
 use tempfile::TempDir;
 
 use super::*;
 use crate::learner::Error;
+
+const NO_LABEL: i64 = baton_data::NO_LABEL as i64;
 
 /// A learner with a small model of a family, and the folder of the model.
 fn model(family: &str, changes: &[&str]) -> (TorchLearner, TempDir) {
