@@ -22,6 +22,7 @@ must_not_reach() {
 # The rules are pure code: no sockets, no runtime, no files, no tensors, and no clock.
 must_not_reach baton-model baton-recipe tokio tonic prost tch torch-sys cudarc memmap2 object_store tracing
 must_not_reach baton-program baton-job tokio tonic prost tch torch-sys cudarc memmap2 object_store tracing
+must_not_reach baton-language baton-job tokio tonic prost tch torch-sys cudarc memmap2 object_store tracing
 must_not_reach baton-recipe baton-job tokio tonic prost tch torch-sys cudarc memmap2 object_store tracing
 must_not_reach baton-job tokio tonic prost tch torch-sys cudarc memmap2 object_store tracing
 must_not_reach baton-plan tokio tonic prost tch torch-sys cudarc memmap2 object_store tracing

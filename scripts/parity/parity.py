@@ -19,6 +19,7 @@ import sys
 import costs
 import curves
 import export
+import language
 import mixing
 import models
 import programs
@@ -30,6 +31,7 @@ from cases import Table
 PARTS = {
     "models": models,
     "programs": programs,
+    "language": language,
     "costs": costs,
     "updates": updates,
     "curves": curves,

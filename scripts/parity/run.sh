@@ -2,12 +2,13 @@
 # Compares Baton with PyTorch and ffcv by running them:
 # - networks, optimizers, training curves, schedules, mixed batches and an exported model with torch and
 #   torchvision; fails if an error is above its tolerance (parity.py and its modules);
+# - language models with adapters, with transformers and PEFT;
 # - the Python package: networks that `baton.export` writes, and that `baton.compare` must find equal, bit by bit
 #   (python/tests);
 # - the data sets of `baton data write` with the samples that the real ffcv reads from them.
 #
 #     scripts/parity/run.sh                everything
-#     scripts/parity/run.sh curves ffcv    some parts: models programs costs updates curves schedules mixing export
+#     scripts/parity/run.sh curves ffcv    some parts: models programs language costs updates curves schedules mixing export
 #                                          python ffcv
 #
 # Needs about 5 GB of disk for .venv-parity and .venv-ffcv, created once, and 8 GB in $TMPDIR; ten minutes on two
@@ -36,7 +37,7 @@ if [ $# -eq 0 ] || [ ${#torch_parts[@]} -gt 0 ]; then
     parity=("$venv/bin/python" scripts/parity/parity.py)
     "${parity[@]}" reference "$work" "${torch_parts[@]}"
     cargo run --quiet --package baton-trainer --example parity -- "$work"
-    "${parity[@]}" compare "$work"
+    BATON_BIN=$(realpath "$programs") "${parity[@]}" compare "$work"
 fi
 
 if [ "$package" = yes ]; then

@@ -5,7 +5,7 @@
 use baton_model::{Block, Init, NetworkDescription, Tensor, TensorRole};
 use baton_recipe::spec::{ALL_LINEAR, Adapter};
 
-use crate::decoder::{Decoder, LinearKind, layer_prefix};
+use crate::decoder::{DecoderModel, LinearKind, layer_prefix};
 
 /// Prefix of the names of all tensors in PEFT's adapter files.
 pub const PEFT_PREFIX: &str = "base_model.model.";
@@ -40,7 +40,7 @@ impl AdapterLayout {
     ///
     /// # Errors
     /// A target that is the end of no linear layer's name.
-    pub fn new(decoder: &Decoder, adapter: &Adapter) -> Result<Self, String> {
+    pub fn new(decoder: &DecoderModel, adapter: &Adapter) -> Result<Self, String> {
         let mut used = vec![false; adapter.targets.len()];
         let mut linears = Vec::new();
         for layer in 0..decoder.layers.len() {
@@ -77,7 +77,7 @@ impl AdapterLayout {
     /// The matrices, with PEFT's initial values: `A` uniform with torch's `kaiming_uniform_(a=sqrt(5))`, `B` zero, so that
     /// training begins with the outputs of the model itself. One block for each layer.
     #[must_use]
-    pub fn describe(&self, decoder: &Decoder) -> NetworkDescription {
+    pub fn describe(&self, decoder: &DecoderModel) -> NetworkDescription {
         let mut parameters = Vec::new();
         for AdaptedLinear { layer, linear, .. } in &self.linears {
             let [outputs, inputs] = decoder.linear_shape(*linear);
@@ -110,10 +110,10 @@ impl AdapterLayout {
     }
 }
 
-/// All weights of a decoder as trained parameters, in the order of [`Decoder::tensors`]. Their initial values are in the
+/// All weights of a decoder as trained parameters, in the order of [`DecoderModel::tensors`]. Their initial values are in the
 /// model's files.
 #[must_use]
-pub fn describe_whole(decoder: &Decoder) -> NetworkDescription {
+pub fn describe_whole(decoder: &DecoderModel) -> NetworkDescription {
     let (mut parameters, mut blocks): (Vec<Tensor>, Vec<Block>) = (Vec::new(), Vec::new());
     for tensor in decoder.tensors() {
         let index = parameters.len();

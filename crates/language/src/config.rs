@@ -1,4 +1,4 @@
-//! `config.json` of a model → [`Decoder`], with transformers' defaults for keys that are absent.
+//! `config.json` of a model → [`DecoderModel`], with transformers' defaults for keys that are absent.
 //!
 //! A key that is not known may change what the model computes, so it is refused by name.
 
@@ -6,26 +6,34 @@ use std::{cell::RefCell, collections::BTreeSet};
 
 use serde_json::{Map, Value};
 
-use crate::decoder::{Activation, Decoder, DecoderLayer, NormScale, Rope, RopeScaling};
+use crate::decoder::{Activation, DecoderLayer, DecoderModel, NormScale, Rope, RopeScaling};
 
-/// Keys that do not change the computation of a forward pass.
-const IGNORED: &[&str] = &[
+/// ConfigKeys that do not change the computation of a forward pass.
+const UNUSED_KEYS: &[&str] = &[
     "_attn_implementation_autoset",
+    "_model_name_or_path",
     "_name_or_path",
     "architectures",
     "bos_token_id",
     "cache_implementation",
+    "chunk_size_feed_forward",
     "dtype",
     "eos_token_id",
+    "id2label",
     "initializer_range",
     "is_llama_config",
+    "label2id",
     "model_type",
+    "output_attentions",
+    "output_hidden_states",
     "pad_token_id",
     "pretraining_tp",
+    "return_dict",
     "rope_interleaved",
     "torch_dtype",
     "transformers.js_config",
     "transformers_version",
+    "unk_token_id",
     "unsloth_fixed",
     "use_cache",
 ];
@@ -39,12 +47,12 @@ struct Family {
     qkv_bias: Option<bool>,
     has_mlp_bias_key: bool,
     ties_by_default: bool,
-    windows: Windows,
+    windows: WindowedLayers,
 }
 
 /// Which layers attend to a window only.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Windows {
+enum WindowedLayers {
     /// None.
     None,
     /// All, if `sliding_window` is a number.
@@ -57,11 +65,11 @@ enum Windows {
 
 const FAMILIES: &[Family] = &[
     Family { has_mlp_bias_key: true, ..plain("llama") },
-    Family { windows: Windows::All, qkv_bias: Some(false), ..plain("mistral") },
-    Family { windows: Windows::Upper, qkv_bias: Some(true), ..plain("qwen2") },
-    Family { windows: Windows::Upper, has_head_norms: true, ..plain("qwen3") },
-    Family { windows: Windows::Except(2), ..gemma("gemma2") },
-    Family { windows: Windows::Except(6), has_head_norms: true, ..gemma("gemma3_text") },
+    Family { windows: WindowedLayers::All, qkv_bias: Some(false), ..plain("mistral") },
+    Family { windows: WindowedLayers::Upper, qkv_bias: Some(true), ..plain("qwen2") },
+    Family { windows: WindowedLayers::Upper, has_head_norms: true, ..plain("qwen3") },
+    Family { windows: WindowedLayers::Except(2), ..gemma("gemma2") },
+    Family { windows: WindowedLayers::Except(6), has_head_norms: true, ..gemma("gemma3_text") },
 ];
 
 const fn plain(name: &'static str) -> Family {
@@ -72,7 +80,7 @@ const fn plain(name: &'static str) -> Family {
         qkv_bias: None,
         has_mlp_bias_key: false,
         ties_by_default: false,
-        windows: Windows::None,
+        windows: WindowedLayers::None,
     }
 }
 
@@ -87,11 +95,11 @@ const MAX_SIZE: u64 = 1 << 24;
 ///
 /// # Errors
 /// Not JSON, a family or a value that is not supported, a missing or unknown key: what, and its name.
-pub fn read(text: &str) -> Result<Decoder, String> {
+pub fn read(text: &str) -> Result<DecoderModel, String> {
     let value: Value =
         serde_json::from_str(text).map_err(|error| format!("is not valid JSON: {error}"))?;
     let Value::Object(map) = value else { return Err("is not a JSON object".to_owned()) };
-    let keys = Keys { map: &map, used: RefCell::default() };
+    let keys = ConfigKeys { map: &map, used: RefCell::default() };
     let name = keys.text("model_type", None)?;
     let known: Vec<&str> = FAMILIES.iter().map(|family| family.name).collect();
     let Some(family) = FAMILIES.iter().find(|family| family.name == name) else {
@@ -106,7 +114,7 @@ pub fn read(text: &str) -> Result<Decoder, String> {
     Ok(decoder)
 }
 
-fn decoder(family: &Family, keys: &Keys<'_>) -> Result<Decoder, String> {
+fn decoder(family: &Family, keys: &ConfigKeys<'_>) -> Result<DecoderModel, String> {
     let hidden = keys.size("hidden_size", None)?;
     let heads = keys.size("num_attention_heads", None)?;
     let head_dim = match family.name {
@@ -132,7 +140,7 @@ fn decoder(family: &Family, keys: &Keys<'_>) -> Result<Decoder, String> {
     if dropout != 0.0 {
         return Err(format!("has attention_dropout = {dropout}: only 0 is supported"));
     }
-    Ok(Decoder {
+    Ok(DecoderModel {
         family: family.name.to_owned(),
         vocabulary: keys.size("vocab_size", None)?,
         hidden,
@@ -161,7 +169,7 @@ fn decoder(family: &Family, keys: &Keys<'_>) -> Result<Decoder, String> {
     })
 }
 
-fn activation(family: &Family, keys: &Keys<'_>) -> Result<Activation, String> {
+fn activation(family: &Family, keys: &ConfigKeys<'_>) -> Result<Activation, String> {
     let (key, default) = match family.is_gemma {
         true => ("hidden_activation", "gelu_pytorch_tanh"),
         false => ("hidden_act", "silu"),
@@ -180,24 +188,26 @@ fn activation(family: &Family, keys: &Keys<'_>) -> Result<Activation, String> {
 }
 
 /// The layers, each with its window and rotary positions.
-fn layers(family: &Family, keys: &Keys<'_>) -> Result<Vec<DecoderLayer>, String> {
+fn layers(family: &Family, keys: &ConfigKeys<'_>) -> Result<Vec<DecoderLayer>, String> {
     let count = keys.size("num_hidden_layers", None)?;
     let window = match family.windows {
-        Windows::None => None,
-        Windows::Except(_) => Some(keys.size("sliding_window", Some(4096))?),
+        WindowedLayers::None => None,
+        WindowedLayers::Except(_) => Some(keys.size("sliding_window", Some(4096))?),
         // Absent, it is 4096; null, there is none.
-        Windows::All => keys.optional("sliding_window", Some(4096.0))?.map(|window| window as u64),
-        Windows::Upper => {
+        WindowedLayers::All => {
+            keys.optional("sliding_window", Some(4096.0))?.map(|window| window as u64)
+        }
+        WindowedLayers::Upper => {
             let window = keys.optional("sliding_window", None)?.map(|window| window as u64);
             if keys.flag("use_sliding_window", false)? { window } else { None }
         }
     };
     let first = match family.windows {
-        Windows::Upper => keys.size("max_window_layers", Some(28))?,
+        WindowedLayers::Upper => keys.size("max_window_layers", Some(28))?,
         _ => 0,
     };
     let every = match family.windows {
-        Windows::Except(every) => {
+        WindowedLayers::Except(every) => {
             // Newer files have the name with an underscore.
             let every = keys.size("_sliding_window_pattern", Some(every))?;
             keys.size("sliding_window_pattern", Some(every))?
@@ -229,7 +239,7 @@ fn layers(family: &Family, keys: &Keys<'_>) -> Result<Vec<DecoderLayer>, String>
 }
 
 /// The rotary positions of layers without and with a window.
-fn ropes(family: &Family, keys: &Keys<'_>) -> Result<(Rope, Rope), String> {
+fn ropes(family: &Family, keys: &ConfigKeys<'_>) -> Result<(Rope, Rope), String> {
     let is_gemma3 = family.name == "gemma3_text";
     let default = if is_gemma3 { 1e6 } else { 1e4 };
     let theta = keys.number("rope_theta", Some(default))?;
@@ -253,7 +263,7 @@ fn ropes(family: &Family, keys: &Keys<'_>) -> Result<(Rope, Rope), String> {
 /// Rotary positions from `rope_scaling` or `rope_parameters`.
 fn rope(map: Option<&Map<String, Value>>, theta: f64) -> Result<Rope, String> {
     let Some(map) = map else { return Ok(Rope { theta, scaling: RopeScaling::None }) };
-    let keys = Keys { map, used: RefCell::default() };
+    let keys = ConfigKeys { map, used: RefCell::default() };
     let theta = keys.number("rope_theta", Some(theta))?;
     let old = keys.text("type", Some("default"))?;
     let scaling = match keys.text("rope_type", Some(&old))?.as_str() {
@@ -276,8 +286,8 @@ fn rope(map: Option<&Map<String, Value>>, theta: f64) -> Result<Rope, String> {
 }
 
 /// Checks what the computation relies on.
-fn check(decoder: &Decoder) -> Result<(), String> {
-    let Decoder { heads, kv_heads, head_dim, .. } = *decoder;
+fn check(decoder: &DecoderModel) -> Result<(), String> {
+    let DecoderModel { heads, kv_heads, head_dim, .. } = *decoder;
     if !heads.is_multiple_of(kv_heads) {
         return Err(format!(
             "has num_attention_heads = {heads}, which is no multiple of num_key_value_heads = {kv_heads}"
@@ -298,12 +308,12 @@ fn check(decoder: &Decoder) -> Result<(), String> {
 }
 
 /// The keys of an object, and which of them were read.
-struct Keys<'a> {
+struct ConfigKeys<'a> {
     map: &'a Map<String, Value>,
     used: RefCell<BTreeSet<String>>,
 }
 
-impl<'a> Keys<'a> {
+impl<'a> ConfigKeys<'a> {
     /// The value of a key, unless it is absent or null.
     fn get(&self, key: &str) -> Option<&'a Value> {
         self.used.borrow_mut().insert(key.to_owned());
@@ -374,7 +384,8 @@ impl<'a> Keys<'a> {
     /// Refuses keys that were not read and may change the computation.
     fn refuse_unknown(&self) -> Result<(), String> {
         let used = self.used.borrow();
-        let is_unknown = |key: &&String| !used.contains(*key) && !IGNORED.contains(&key.as_str());
+        let is_unknown =
+            |key: &&String| !used.contains(*key) && !UNUSED_KEYS.contains(&key.as_str());
         // What is null, false or empty does not switch anything on.
         let is_set = |value: &Value| match value {
             Value::Null | Value::Bool(false) => false,

@@ -9,7 +9,7 @@
 
 /// A decoder-only transformer with rotary positions, RMSNorm and a gated feed-forward part.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Decoder {
+pub struct DecoderModel {
     /// `model_type` in `config.json`.
     pub family: String,
     /// Number of token ids.
@@ -175,7 +175,7 @@ pub struct BaseTensor {
     pub shape: Vec<u64>,
 }
 
-impl Decoder {
+impl DecoderModel {
     /// Outputs and inputs of a linear layer.
     #[must_use]
     pub fn linear_shape(&self, linear: LinearKind) -> [u64; 2] {

@@ -5,8 +5,8 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`decoder`] | [`Decoder`]: the computation of all supported families, with their differences as data |
-//! | [`config`] | `config.json` → [`Decoder`] |
+//! | [`decoder`] | [`DecoderModel`]: the computation of all supported families, with their differences as data |
+//! | [`config`] | `config.json` → [`DecoderModel`] |
 //! | [`source`] | [`WeightSource`]: the tensors of a folder |
 //! | [`adapter`] | [`AdapterLayout`]: which linear layers get LoRA matrices |
 //! | [`model`] | [`LanguageModel`]: all of it, for a recipe |
@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 
 pub use self::{
     adapter::{AdaptedLinear, AdapterLayout},
-    decoder::{Activation, Decoder, DecoderLayer, LinearKind, NormScale, Rope, RopeScaling},
+    decoder::{Activation, DecoderLayer, DecoderModel, LinearKind, NormScale, Rope, RopeScaling},
     model::LanguageModel,
     source::{StoredKind, WeightSource},
 };

@@ -9,7 +9,7 @@ use crate::{
     Error,
     adapter::{AdapterLayout, describe_whole},
     config,
-    decoder::Decoder,
+    decoder::DecoderModel,
     source::{WeightSource, read_text},
 };
 
@@ -20,7 +20,7 @@ pub const CONFIG: &str = "config.json";
 #[derive(Debug)]
 pub struct LanguageModel {
     /// Its computation.
-    pub decoder: Decoder,
+    pub decoder: DecoderModel,
     /// Its weights.
     pub source: WeightSource,
     /// The adapter that is trained; all weights are trained if absent.
@@ -82,7 +82,7 @@ impl LanguageModel {
 ///
 /// # Errors
 /// It cannot be read, or is not supported.
-pub fn read_decoder(folder: &Path) -> Result<(String, Decoder), Error> {
+pub fn read_decoder(folder: &Path) -> Result<(String, DecoderModel), Error> {
     let path = folder.join(CONFIG);
     let text = read_text(&path)?;
     let decoder = config::read(&text).map_err(|problem| Error::new(&path, problem))?;

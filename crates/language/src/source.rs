@@ -42,11 +42,11 @@ impl StoredKind {
 pub struct WeightSource {
     folder: PathBuf,
     files: Vec<(PathBuf, File)>,
-    tensors: BTreeMap<String, Location>,
+    tensors: BTreeMap<String, WeightLocation>,
 }
 
 #[derive(Clone, Debug)]
-struct Location {
+struct WeightLocation {
     file: usize,
     start: u64,
     len: u64,
@@ -59,7 +59,7 @@ const SINGLE: &str = "model.safetensors";
 /// Name of the list of a model's files of weights.
 const INDEX: &str = "model.safetensors.index.json";
 /// Longest header, and longest index: those of the largest published models have a few MB.
-const MAX_HEADER_BYTES: u64 = 100 << 20;
+const MAX_TEXT_BYTES: u64 = 100 << 20;
 
 impl WeightSource {
     /// Opens the files in `folder`.
@@ -99,7 +99,7 @@ impl WeightSource {
                 )));
             }
             let shape = info.shape.iter().map(|dim| *dim as u64).collect();
-            let location = Location {
+            let location = WeightLocation {
                 file: number,
                 start: start + from,
                 len: to - from,
@@ -198,7 +198,7 @@ impl WeightSource {
     }
 }
 
-impl Location {
+impl WeightLocation {
     fn stored_kind(&self) -> Option<StoredKind> {
         match self.kind {
             Dtype::F32 => Some(StoredKind::F32),
@@ -219,7 +219,7 @@ fn header(file: &File) -> Result<(Vec<u8>, u64), String> {
     read(&mut length, 0)?;
     let header = u64::from_le_bytes(length);
     let bytes = file.metadata().map_err(|error| format!("cannot be read: {error}"))?.len();
-    if header > MAX_HEADER_BYTES || header.saturating_add(8) > bytes {
+    if header > MAX_TEXT_BYTES || header.saturating_add(8) > bytes {
         return Err("is not a valid safetensors file: its header is too long".to_owned());
     }
     let mut text = vec![0; header as usize];
@@ -257,7 +257,7 @@ pub(crate) fn read_text(path: &Path) -> Result<String, Error> {
         return Err(fail("is not a regular file".to_owned()));
     }
     let mut text = String::new();
-    let read = file.take(MAX_HEADER_BYTES).read_to_string(&mut text);
+    let read = file.take(MAX_TEXT_BYTES).read_to_string(&mut text);
     read.map_err(|error| fail(format!("cannot be read: {error}")))?;
     Ok(text)
 }

@@ -6,7 +6,7 @@ mod kit;
 use std::{fs, path::Path};
 
 use baton_language::{
-    Activation, AdapterLayout, Decoder, LanguageModel, LinearKind, NormScale, RopeScaling,
+    Activation, AdapterLayout, DecoderModel, LanguageModel, LinearKind, NormScale, RopeScaling,
     StoredKind, WeightSource, adapter::describe_whole, config, decoder::FINAL_NORM,
 };
 use baton_model::Init;
@@ -17,7 +17,7 @@ use baton_recipe::{
 use kit::{FAMILIES, config_of, write_model, write_weights};
 use serde_json::{Value, json};
 
-fn read(config: &Value) -> Decoder {
+fn read(config: &Value) -> DecoderModel {
     config::read(&config.to_string()).unwrap()
 }
 
@@ -31,7 +31,7 @@ fn refused(family: &str, change: Value) -> String {
     config::read(&changed(family, change).to_string()).unwrap_err()
 }
 
-fn windows(decoder: &Decoder) -> Vec<Option<u64>> {
+fn windows(decoder: &DecoderModel) -> Vec<Option<u64>> {
     decoder.layers.iter().map(|layer| layer.window).collect()
 }
 

@@ -39,6 +39,8 @@ fn training_samples(spec: &JobSpec) -> u64 {
     match spec.data.train.as_str() {
         "/data/imagenet/train_500_0.50_90.beton" => 1_281_167,
         "assets/digits/digits-train.beton" => 1_437,
+        // Sequences of a user's own texts.
+        "data/train.beton" => 4_000,
         // The output of `baton data synth signals`.
         "data/signals-train.beton" => 8_192,
         other => panic!("add the number of samples of {other} here"),

@@ -4,7 +4,7 @@
 
 use std::{fs, path::Path};
 
-use baton_language::{Decoder, config};
+use baton_language::{DecoderModel, config};
 use safetensors::{Dtype, serialize_to_file, tensor::TensorView};
 use serde_json::{Value, json};
 
@@ -40,7 +40,7 @@ pub(crate) fn config_of(family: &str) -> Value {
 }
 
 /// Writes a model with weights that depend on its name and `seed` alone.
-pub(crate) fn write_model(folder: &Path, config: &Value, seed: u64) -> Decoder {
+pub(crate) fn write_model(folder: &Path, config: &Value, seed: u64) -> DecoderModel {
     let text = config.to_string();
     let decoder = config::read(&text).unwrap();
     fs::create_dir_all(folder).unwrap();
@@ -52,7 +52,7 @@ pub(crate) fn write_model(folder: &Path, config: &Value, seed: u64) -> Decoder {
 /// Writes the tensors of a model that are `chosen` by name.
 pub(crate) fn write_weights(
     path: &Path,
-    decoder: &Decoder,
+    decoder: &DecoderModel,
     seed: u64,
     chosen: impl Fn(&str) -> bool,
 ) {

@@ -4,7 +4,7 @@
 use tch::{Kind, Reduction, Tensor};
 
 /// Most bytes of a chunk's logits as f32.
-const CHUNK_BYTES: i64 = 64 << 20;
+const LOGITS_CHUNK_BYTES: i64 = 64 << 20;
 /// Label that cross entropy would skip; none of the targets is.
 const IGNORED: i64 = -100;
 
@@ -79,7 +79,7 @@ impl Head<'_> {
     fn chunks(&self, x: &Tensor) -> tch::Result<Vec<(i64, i64)>> {
         let rows = x.size2()?.0;
         let (vocabulary, _) = self.weight.size2()?;
-        let most = (CHUNK_BYTES / (4 * vocabulary.max(1))).clamp(16, 4096);
+        let most = (LOGITS_CHUNK_BYTES / (4 * vocabulary.max(1))).clamp(16, 4096);
         let starts = (0..rows).step_by(most as usize);
         Ok(starts.map(|start| (start, most.min(rows - start))).collect())
     }

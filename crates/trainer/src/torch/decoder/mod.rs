@@ -16,7 +16,7 @@ use std::ops::Range;
 
 use baton_data::random::Draws;
 use baton_language::{
-    AdaptedLinear, Decoder, LanguageModel, LinearKind, NormScale, StoredKind,
+    AdaptedLinear, DecoderModel, LanguageModel, LinearKind, NormScale, StoredKind,
     decoder::{EMBEDDING, FINAL_NORM, HEAD, HEAD_NORMS, layer_prefix},
 };
 use baton_model::{InputShape, NetworkDescription};
@@ -39,10 +39,10 @@ use crate::learner::Error;
 /// A language model on a device.
 #[derive(Debug)]
 pub(super) struct DecoderNetwork {
-    decoder: Decoder,
+    decoder: DecoderModel,
     description: NetworkDescription,
     digest: String,
-    /// Frozen weights in the order of [`Decoder::tensors`]; empty if all weights are trained: they are the parameters
+    /// Frozen weights in the order of [`DecoderModel::tensors`]; empty if all weights are trained: they are the parameters
     /// then, in the same order.
     base: Vec<Tensor>,
     /// Initial values, if all weights are trained.
@@ -65,7 +65,7 @@ pub(super) struct DecoderNetwork {
 struct LayerTensors {
     /// Weight, bias and adapter of each [`LinearKind`].
     linears: [LinearTensors; LinearKind::ALL.len()],
-    /// In the order of [`Decoder::norm_names`].
+    /// In the order of [`DecoderModel::norm_names`].
     norms: Vec<usize>,
     /// Norms of queries and keys.
     head_norms: Option<[usize; 2]>,
@@ -142,7 +142,7 @@ impl DecoderNetwork {
         })
     }
 
-    /// A tensor of the model, by its index in [`Decoder::tensors`].
+    /// A tensor of the model, by its index in [`DecoderModel::tensors`].
     fn tensor<'a>(&'a self, index: usize, state: NetworkState<'a>) -> &'a Tensor {
         self.base.get(index).unwrap_or_else(|| &state.parameters[index])
     }
@@ -202,7 +202,7 @@ impl DecoderNetwork {
     }
 
     fn attention(&self, layer: usize, x: &Tensor, pass: &Pass<'_>) -> tch::Result<Tensor> {
-        let Decoder { heads, kv_heads, head_dim, .. } = self.decoder;
+        let DecoderModel { heads, kv_heads, head_dim, .. } = self.decoder;
         let settings = &self.decoder.layers[layer];
         let project = |linear, heads: u64, norm: Option<usize>| -> tch::Result<Tensor> {
             let projected = self.linear(layer, linear, x, pass)?;
