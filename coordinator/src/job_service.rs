@@ -13,6 +13,7 @@ use baton_recipe::{
     spec::{self, Violation},
 };
 use futures::TryStreamExt;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_stream::{
     Stream, StreamExt,
     wrappers::{BroadcastStream, errors::BroadcastStreamRecvError},
@@ -26,17 +27,24 @@ use crate::{
     served::{CurrentJob, ServedJob},
 };
 
+/// Most responses that are streamed at the same time. A client that does not read one makes the coordinator keep the
+/// past metrics for it, which may be a megabyte.
+const MAX_STREAMS: usize = 256;
+
 /// Implements `JobService`.
 #[derive(Clone)]
 pub(crate) struct JobApi {
     current: CurrentJob,
     logs: LogBuffer,
     started_unix_seconds: u64,
+    /// One permit for each streamed response.
+    streams: Arc<Semaphore>,
 }
 
 impl JobApi {
     pub(crate) fn new(current: CurrentJob, logs: LogBuffer, started_unix_seconds: u64) -> Self {
-        Self { current, logs, started_unix_seconds }
+        let streams = Arc::new(Semaphore::new(MAX_STREAMS));
+        Self { current, logs, started_unix_seconds, streams }
     }
 }
 
@@ -65,13 +73,14 @@ impl JobService for JobApi {
         request: Request<v1::WatchEventsRequest>,
     ) -> Result<Response<Self::WatchEventsStream>, Status> {
         let v1::WatchEventsRequest { after_id, past_only } = request.into_inner();
-        match self.current.get() {
-            Some(served) => Ok(Response::new(events(&served, after_id, past_only).await?)),
-            None if past_only => Ok(Response::new(Box::pin(tokio_stream::empty()))),
-            None => Ok(Response::new(self.wait_for_job(move |served| async move {
-                events(&served, after_id, false).await
-            }))),
-        }
+        let permit = self.stream_permit()?;
+        let stream = match self.current.get() {
+            Some(served) => events(&served, after_id, past_only).await?,
+            None if past_only => Box::pin(tokio_stream::empty()),
+            None => self
+                .wait_for_job(move |served| async move { events(&served, after_id, false).await }),
+        };
+        Ok(Response::new(counted(stream, permit)))
     }
 
     async fn drain(
@@ -134,13 +143,15 @@ impl JobService for JobApi {
         request: Request<v1::StreamMetricsRequest>,
     ) -> Result<Response<Self::StreamMetricsStream>, Status> {
         let v1::StreamMetricsRequest { after_unix_millis, follow } = request.into_inner();
-        match self.current.get() {
-            Some(served) => Ok(Response::new(points(&served, after_unix_millis, follow))),
-            None if follow => Ok(Response::new(self.wait_for_job(move |served| async move {
+        let permit = self.stream_permit()?;
+        let stream = match self.current.get() {
+            Some(served) => points(&served, after_unix_millis, follow),
+            None if follow => self.wait_for_job(move |served| async move {
                 Ok(points(&served, after_unix_millis, true))
-            }))),
-            None => Ok(Response::new(Box::pin(tokio_stream::empty()))),
-        }
+            }),
+            None => Box::pin(tokio_stream::empty()),
+        };
+        Ok(Response::new(counted(stream, permit)))
     }
 
     async fn stream_logs(
@@ -148,12 +159,13 @@ impl JobService for JobApi {
         request: Request<v1::StreamLogsRequest>,
     ) -> Result<Response<Self::StreamLogsStream>, Status> {
         let v1::StreamLogsRequest { ranks, all_sources, tail, follow } = request.into_inner();
+        let permit = self.stream_permit()?;
         let filter = LogFilter { ranks, all_sources };
         let tail = usize::try_from(tail).unwrap_or(usize::MAX);
         let lines = self.logs.follow(&filter, tail);
         let past = tokio_stream::iter(lines.past.into_iter().map(|line| Ok((*line).clone())));
         if !follow {
-            return Ok(Response::new(Box::pin(past)));
+            return Ok(Response::new(counted(Box::pin(past), permit)));
         }
         let mut missed = 0;
         let live = BroadcastStream::new(lines.live).filter_map(move |line| match line {
@@ -168,7 +180,7 @@ impl JobService for JobApi {
                 None
             }
         });
-        Ok(Response::new(Box::pin(past.chain(live))))
+        Ok(Response::new(counted(Box::pin(past.chain(live)), permit)))
     }
 
     async fn get_recipe(
@@ -198,7 +210,28 @@ impl JobService for JobApi {
     }
 }
 
+/// `stream`, which keeps its permit until it is dropped.
+fn counted<T: 'static>(
+    stream: ResponseStream<T>,
+    permit: OwnedSemaphorePermit,
+) -> ResponseStream<T> {
+    Box::pin(stream.map(move |item| {
+        let _held = &permit;
+        item
+    }))
+}
+
 impl JobApi {
+    /// Counts a streamed response, unless there are too many.
+    fn stream_permit(&self) -> Result<OwnedSemaphorePermit, Status> {
+        self.streams.clone().try_acquire_owned().map_err(|_| {
+            Status::resource_exhausted(format!(
+                "{MAX_STREAMS} streams are open, the most that a coordinator serves at once: close some, or try again \
+                 later"
+            ))
+        })
+    }
+
     /// A stream that waits until there is a job and then opens the job's stream.
     fn wait_for_job<T, F>(
         &self,

@@ -5,12 +5,13 @@
 use std::{fs, process::Command};
 
 use baton_job::exit;
-use baton_proto::v1::watch_events_response::Kind;
+use baton_proto::v1::{GetStatusRequest, StreamMetricsRequest, watch_events_response::Kind};
 use baton_tests::{Cluster, binary, in_time};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
+use tonic::Code;
 
 #[tokio::test]
 async fn a_second_agent_of_the_same_node_is_refused_and_the_job_continues() {
@@ -83,4 +84,28 @@ async fn a_damaged_journal_ends_the_coordinator_with_a_remedy() {
         path.display()
     );
     assert!(stderr.contains(&line), "{stderr}");
+}
+
+#[tokio::test]
+async fn open_streams_are_limited_so_that_unread_ones_cannot_fill_the_memory() {
+    let mut cluster = Cluster::endless();
+    cluster.start_coordinator(&[]).await;
+    let follow = || StreamMetricsRequest { after_unix_millis: 0, follow: true };
+    let mut open = Vec::new();
+    // A connection has 200 at most.
+    for _ in 0..2 {
+        let mut client = cluster.client().await;
+        for _ in 0..128 {
+            open.push(client.stream_metrics(follow()).await.unwrap());
+        }
+    }
+    let mut client = cluster.client().await;
+    let refused = client.stream_metrics(follow()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert!(refused.message().contains("256 streams are open"), "{refused}");
+    client.get_status(GetStatusRequest {}).await.unwrap();
+
+    drop(open);
+    let again = async || cluster.client().await.stream_metrics(follow()).await.ok();
+    cluster.until("closed streams count no more", again).await;
 }

@@ -42,6 +42,7 @@ impl Store {
             }
             match self.verified(id, verify) {
                 Ok(Some(manifest)) => {
+                    skipped.extend(self.missing(restore, id, &skipped));
                     return Ok(Some(ResumePoint { manifest, other_store: None, skipped }));
                 }
                 // An unfinished save is what a killed process leaves behind. It is not damage: nothing was lost.
@@ -68,6 +69,23 @@ impl Store {
             // Without any good checkpoint the run starts with fresh weights.
             (None, None) => Ok(None),
         }
+    }
+
+    /// The newest checkpoint that the job has saved, with the reason, if it is valid and newer than `found`, but not among
+    /// those that were `skipped`: it is no longer there.
+    fn missing(&self, restore: &Restore, found: SaveId, skipped: &[String]) -> Option<String> {
+        let (generation, step) = restore.last_saved?;
+        let last = SaveId { generation, step };
+        let is_valid =
+            generation >= restore.not_before && restore.invalidated_by(generation, step).is_none();
+        let is_named = skipped.iter().any(|reason| reason.starts_with(&last.name()));
+        (last > found && is_valid && !is_named).then(|| {
+            format!(
+                "{} (the job has saved it, but it is not in {}: was it removed, or is another disk mounted there?)",
+                last.name(),
+                self.location()
+            )
+        })
     }
 
     /// Describes the damage of a checkpoint that could not be read because of `error`.

@@ -261,6 +261,21 @@ fn invalidated_checkpoints_are_skipped_and_reported() {
 }
 
 #[test]
+fn a_newest_checkpoint_that_is_gone_is_reported() {
+    let f = fixture();
+    saved(&f.store, id(1, 10), 1);
+    let found = |step, rollbacks| {
+        let last_saved = Some((Generation(1), Step(step)));
+        find_by(&f.store, &Restore { last_saved, ..after(rollbacks) }).unwrap().unwrap()
+    };
+    let skipped = found(30, &[]).skipped;
+    let expected = format!("{} (the job has saved it, but it is not in ", id(1, 30).name());
+    assert!(skipped.len() == 1 && skipped[0].starts_with(&expected), "{skipped:?}");
+    assert_eq!(found(10, &[]).skipped, [""; 0]);
+    assert_eq!(found(30, &[(2, 20)]).skipped, [""; 0], "a rollback invalidated it");
+}
+
+#[test]
 fn if_all_checkpoints_are_invalidated_the_run_restarts_where_it_began() {
     let f = fixture();
     saved(&f.store, id(1, 10), 1);
