@@ -29,7 +29,7 @@ use crate::{
 
 /// Most responses that are streamed at the same time. A client that does not read one makes the coordinator keep the
 /// past metrics for it, which may be a megabyte.
-const MAX_STREAMS: usize = 256;
+const MAX_RESPONSE_STREAMS: usize = 256;
 
 /// Implements `JobService`.
 #[derive(Clone)]
@@ -43,7 +43,7 @@ pub(crate) struct JobApi {
 
 impl JobApi {
     pub(crate) fn new(current: CurrentJob, logs: LogBuffer, started_unix_seconds: u64) -> Self {
-        let streams = Arc::new(Semaphore::new(MAX_STREAMS));
+        let streams = Arc::new(Semaphore::new(MAX_RESPONSE_STREAMS));
         Self { current, logs, started_unix_seconds, streams }
     }
 }
@@ -226,7 +226,7 @@ impl JobApi {
     fn stream_permit(&self) -> Result<OwnedSemaphorePermit, Status> {
         self.streams.clone().try_acquire_owned().map_err(|_| {
             Status::resource_exhausted(format!(
-                "{MAX_STREAMS} streams are open, the most that a coordinator serves at once: close some, or try again \
+                "{MAX_RESPONSE_STREAMS} streams are open, the most that a coordinator serves at once: close some, or try again \
                  later"
             ))
         })

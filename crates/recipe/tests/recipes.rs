@@ -40,7 +40,7 @@ fn training_samples(spec: &JobSpec) -> u64 {
         "/data/imagenet/train_500_0.50_90.beton" => 1_281_167,
         "assets/digits/digits-train.beton" => 1_437,
         // Sequences of a user's own texts.
-        "data/train.beton" => 4_000,
+        "data/train.beton" | "data/functions-train.beton" => 4_000,
         // The output of `baton data synth signals`.
         "data/signals-train.beton" => 8_192,
         other => panic!("add the number of samples of {other} here"),
@@ -129,6 +129,8 @@ fn all_shipped_recipes_exist() {
         "digits_cpu",
         "dilated_signals",
         "efficientnet_digits",
+        "gemma2_2b_lora_a100",
+        "llama32_1b_lora_l4",
         "resnet34_1d_signals",
         "resnet50_a100_bf16_adamw",
         "resnet50_ffcv_16ep",
@@ -140,6 +142,7 @@ fn all_shipped_recipes_exist() {
         "resnet50_l4",
         "resnet50_p4d_60ep",
         "resnet50_t4",
+        "smollm2_lora_cpu",
         "vit_digits",
     ];
     assert_eq!(names(), expected);
