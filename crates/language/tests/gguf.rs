@@ -166,6 +166,11 @@ fn damaged_files_are_refused_whatever_is_damaged() {
     for cut in (0..good.len() / 3).step_by(37) {
         assert!(!refused(&good[..cut]).is_empty());
     }
+    let key = b"llama.block_count";
+    let layers = good.windows(key.len()).position(|bytes| bytes == key).unwrap() + key.len() + 4;
+    let mut bytes = good.clone();
+    bytes[layers..layers + 4].copy_from_slice(&[0xff, 0xff, 0xff, 0]);
+    assert!(refused(&bytes).contains("has fewer tensors than its 16777215 layers"));
     assert!(refused(b"not a model").contains("is not a GGUF file"));
     let with = |at: usize, byte: u8| {
         let mut bytes = good.clone();

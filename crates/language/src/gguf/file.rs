@@ -13,8 +13,8 @@ use std::{
 use super::blocks::{self, TensorFormat};
 use crate::Error;
 
-/// Largest part before the tensors: vocabularies of 256,000 tokens need about 20 MB.
-const MAX_DESCRIPTION_BYTES: u64 = 256 << 20;
+/// Largest part before the tensors: vocabularies of 256,000 tokens need about 10 MB.
+const MAX_DESCRIPTION_BYTES: u64 = 64 << 20;
 /// Most sizes of a tensor's shape.
 const MAX_TENSOR_DIMENSIONS: u32 = 4;
 /// Alignment of tensors if `general.alignment` is absent, bytes.

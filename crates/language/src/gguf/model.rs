@@ -303,6 +303,11 @@ fn config(
         return Err("has no tensor token_embd.weight: it is not a whole language model".to_owned());
     };
     let (layers, hidden) = (keys.integer("block_count")?, keys.integer("embedding_length")?);
+    if layers > file.names().count() as u64 {
+        return Err(format!(
+            "has fewer tensors than its {layers} layers: it is damaged, or not complete"
+        ));
+    }
     let heads = keys.integer("attention.head_count")?;
     let rotated = keys.optional_integer("rope.dimension_count")?;
     let head_dim = keys.optional_integer("attention.key_length")?;
