@@ -51,29 +51,11 @@ pub fn safetensors_as(
     weights: Weights,
     out: &Path,
 ) -> Result<(), Error> {
-    let refused = |problem: String| Error::Export { path: out.display().to_string(), problem };
-    if manifest.tensors.is_empty() {
-        return Err(refused(format!("checkpoint {} has no named tensors", manifest.name())));
-    }
-    let has = |name: &str| manifest.regions.iter().any(|region| region.name == name);
-    if weights == Weights::Averaged && !has("ema") {
-        return Err(refused(format!(
-            "checkpoint {} has no averaged weights, because its recipe has no [ema]",
-            manifest.name()
-        )));
-    }
-    store.verify(&[manifest], NonZeroUsize::MIN, &|_| {}).into_iter().collect::<Result<(), _>>()?;
-    let mut regions: HashMap<&str, Vec<f32>> = HashMap::new();
-    for tensor in &manifest.tensors {
-        let name = weights.region(&tensor.region);
-        if !regions.contains_key(name) {
-            regions.insert(name, store.read_region(manifest, name)?);
-        }
-    }
+    let refused = |problem: String| refused(out, problem);
+    let all = WeightValues::read(store, manifest, weights, out)?;
     let mut tensors: Vec<Exported<'_>> = Vec::new();
     for tensor in &manifest.tensors {
-        let values = regions.get(weights.region(&tensor.region)).zip(tensor.len());
-        let values = values.and_then(|(all, len)| all.get(tensor.offset..tensor.offset + len));
+        let values = all.slice(tensor);
         let values =
             values.ok_or_else(|| refused(format!("{} is outside its region", tensor.name)))?;
         tensors.push(Exported::Floats { tensor, values });
@@ -93,6 +75,71 @@ pub fn safetensors_as(
         file.flush()
     });
     written.map_err(|error| refused(error.to_string()))
+}
+
+fn refused(out: &Path, problem: String) -> Error {
+    Error::Export { path: out.display().to_string(), problem }
+}
+
+/// The weights of a checkpoint, in memory.
+#[derive(Debug)]
+pub struct WeightValues<'a> {
+    manifest: &'a Manifest,
+    weights: Weights,
+    regions: HashMap<&'a str, Vec<f32>>,
+}
+
+impl<'a> WeightValues<'a> {
+    /// Reads the weights, which are for `out`, and compares the digests of all files.
+    ///
+    /// # Errors
+    /// The checkpoint is damaged, or has no named tensors or no averages.
+    pub fn read(
+        store: &Store,
+        manifest: &'a Manifest,
+        weights: Weights,
+        out: &Path,
+    ) -> Result<Self, Error> {
+        if manifest.tensors.is_empty() {
+            let problem = format!("checkpoint {} has no named tensors", manifest.name());
+            return Err(refused(out, problem));
+        }
+        let has = |name: &str| manifest.regions.iter().any(|region| region.name == name);
+        if weights == Weights::Averaged && !has("ema") {
+            return Err(refused(
+                out,
+                format!(
+                    "checkpoint {} has no averaged weights, because its recipe has no [ema]",
+                    manifest.name()
+                ),
+            ));
+        }
+        store
+            .verify(&[manifest], NonZeroUsize::MIN, &|_| {})
+            .into_iter()
+            .collect::<Result<(), _>>()?;
+        let mut regions: HashMap<&str, Vec<f32>> = HashMap::new();
+        for tensor in &manifest.tensors {
+            let name = weights.region(&tensor.region);
+            if !regions.contains_key(name) {
+                regions.insert(name, store.read_region(manifest, name)?);
+            }
+        }
+        Ok(Self { manifest, weights, regions })
+    }
+
+    /// The values of the tensor `name`, in the order of its shape.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<Cow<'_, [f32]>> {
+        let tensor = self.manifest.tensors.iter().find(|tensor| tensor.name == name)?;
+        Some(contiguous(tensor, self.slice(tensor)?))
+    }
+
+    /// The values of a tensor as they are stored.
+    fn slice(&self, tensor: &TensorInfo) -> Option<&[f32]> {
+        let all = self.regions.get(self.weights.region(&tensor.region))?;
+        all.get(tensor.offset..tensor.offset.checked_add(tensor.len()?)?)
+    }
 }
 
 /// One tensor of the exported file.

@@ -129,8 +129,50 @@ pub(crate) struct ExportedWeights {
     pub(crate) dtype: String,
     /// Whether the weights are the averaged ones.
     pub(crate) averaged: bool,
-    /// Size of the file.
+    /// Size of the file, or of all files of the folder.
     pub(crate) bytes: u64,
+    /// `safetensors`: one file; `peft`: a folder with an adapter.
+    pub(crate) format: &'static str,
+}
+
+/// `baton checkpoint merge --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct MergedModel {
+    /// Name of the checkpoint.
+    pub(crate) checkpoint: String,
+    /// The folder written.
+    pub(crate) path: String,
+    /// Folder of the model that was trained.
+    pub(crate) model: String,
+    /// Number of steps made.
+    pub(crate) step: u64,
+    /// `same`, `f32`, `f16` or `bf16`.
+    pub(crate) dtype: String,
+    /// Whether the trained weights are the averaged ones.
+    pub(crate) averaged: bool,
+    /// Whether an adapter was merged; otherwise all weights are the checkpoint's.
+    pub(crate) adapter: bool,
+    /// Size of the weights.
+    pub(crate) bytes: u64,
+}
+
+/// `baton model import --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct ImportedModel {
+    /// The folder written.
+    pub(crate) path: String,
+    /// `model_type` of its `config.json`.
+    pub(crate) family: String,
+    /// Number of weights.
+    pub(crate) parameters: u64,
+    /// `f32`, `f16` or `bf16`.
+    pub(crate) dtype: String,
+    /// Size of the weights.
+    pub(crate) bytes: u64,
+    /// Number of tokens of the vocabulary: one more than the largest id.
+    pub(crate) vocab_size: u32,
+    /// Whether there is a chat template.
+    pub(crate) chat_template: bool,
 }
 
 /// `baton checkpoint diff --json`.

@@ -74,6 +74,12 @@ impl AdapterLayout {
         })
     }
 
+    /// Rows of every `A`, columns of every `B`.
+    #[must_use]
+    pub fn rank(&self) -> u64 {
+        self.rank
+    }
+
     /// The matrices, with PEFT's initial values: `A` uniform with torch's `kaiming_uniform_(a=sqrt(5))`, `B` zero, so that
     /// training begins with the outputs of the model itself. One block for each layer.
     #[must_use]
@@ -153,6 +159,6 @@ fn trained(name: String, shape: &[u64], init: Init, position: usize) -> Tensor {
 }
 
 /// Whether `end` is the whole name, or its last parts.
-fn is_end_of_name(name: &str, end: &str) -> bool {
+pub(crate) fn is_end_of_name(name: &str, end: &str) -> bool {
     name.strip_suffix(end).is_some_and(|before| before.is_empty() || before.ends_with('.'))
 }

@@ -10,6 +10,10 @@
 //! | [`source`] | [`WeightSource`]: the tensors of a folder |
 //! | [`adapter`] | [`AdapterLayout`]: which linear layers get LoRA matrices |
 //! | [`model`] | [`LanguageModel`]: all of it, for a recipe |
+//! | [`peft`] | the description of an adapter, as PEFT reads it |
+//! | [`mod@merge`] | model and trained weights → a model folder |
+//! | [`gguf`] | a GGUF file → a model folder |
+//! | [`output`] | [`NewFolder`], and files of weights in it |
 //!
 //! `crates/trainer/src/torch/decoder` computes the model; `crates/text` is its tokenizer and data.
 
@@ -18,29 +22,52 @@
 pub mod adapter;
 pub mod config;
 pub mod decoder;
-pub mod model;
-pub mod source;
 
-use std::path::{Path, PathBuf};
+pub mod gguf;
+pub mod merge;
+pub mod model;
+pub mod output;
+pub mod peft;
+pub mod source;
+mod values;
+
+use std::{
+    io,
+    path::{Path, PathBuf},
+};
 
 pub use self::{
     adapter::{AdaptedLinear, AdapterLayout},
     decoder::{Activation, DecoderLayer, DecoderModel, LinearKind, NormScale, Rope, RopeScaling},
+    gguf::{GgufFile, GgufModel},
     model::LanguageModel,
+    output::NewFolder,
     source::{StoredKind, WeightSource},
 };
 
-/// A model that cannot be read or trained.
+/// A model that cannot be read, trained or written.
 #[derive(Clone, Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{} {problem}", path.display())]
 pub struct Error {
     path: PathBuf,
     /// What is wrong and what to do, after the name of the file.
     problem: String,
+    may_pass: bool,
 }
 
 impl Error {
     pub(crate) fn new(path: &Path, problem: impl Into<String>) -> Self {
-        Self { path: path.to_owned(), problem: problem.into() }
+        Self { path: path.to_owned(), problem: problem.into(), may_pass: false }
+    }
+
+    /// An error of the machine while it writes, such as a full disk.
+    pub(crate) fn write(path: &Path, error: &io::Error) -> Self {
+        Self { may_pass: true, ..Self::new(path, format!("cannot be written: {error}")) }
+    }
+
+    /// Whether a retry may help without a change of the input.
+    #[must_use]
+    pub fn may_pass(&self) -> bool {
+        self.may_pass
     }
 }

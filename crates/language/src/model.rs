@@ -28,7 +28,7 @@ pub struct LanguageModel {
     /// Number format of the frozen weights.
     pub base: BaseFormat,
     /// Text of `config.json`.
-    config: String,
+    pub(crate) config: String,
 }
 
 impl LanguageModel {

@@ -55,9 +55,9 @@ struct WeightLocation {
 }
 
 /// Name of a model's only file of weights.
-const SINGLE: &str = "model.safetensors";
+pub(crate) const SINGLE: &str = "model.safetensors";
 /// Name of the list of a model's files of weights.
-const INDEX: &str = "model.safetensors.index.json";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
 /// Longest header, and longest index: those of the largest published models have a few MB.
 const MAX_TEXT_BYTES: u64 = 100 << 20;
 
@@ -110,6 +110,18 @@ impl WeightSource {
         }
         self.files.push((path.to_owned(), file));
         Ok(())
+    }
+
+    /// The folder.
+    #[must_use]
+    pub fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Number format of a tensor; `None` if there is no such tensor, or its format is not supported.
+    #[must_use]
+    pub fn kind(&self, name: &str) -> Option<StoredKind> {
+        self.tensors.get(name)?.stored_kind()
     }
 
     /// Whether there is a tensor of this name.

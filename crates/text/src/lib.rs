@@ -16,6 +16,7 @@
 //! | [`encode`] | [`Encoder`]: a sample → tokens, and labels where the loss counts |
 //! | `split` | which samples are for validation |
 //! | [`mod@write`] | [`tokenize`]: the file, and statistics of it |
+//! | [`gguf`] | [`GgufVocabulary`]: the vocabulary of a GGUF file → the files of a tokenizer |
 //! | [`read`] | [`TokenFile`]: tokens and labels of a file, also as text |
 
 #![forbid(unsafe_code)]
@@ -23,6 +24,7 @@
 pub mod chat;
 pub mod encode;
 mod error;
+pub mod gguf;
 pub mod read;
 pub mod samples;
 mod split;
@@ -35,6 +37,7 @@ pub use self::{
     chat::ChatTemplate,
     encode::{EncodedSample, Encoder, LossTokens},
     error::Error,
+    gguf::{GgufVocabulary, TokenizerFiles},
     read::{TextPart, TokenFile, TokenSample},
     samples::TextFormat,
     tokenizer::{SpecialToken, Tokenizer},

@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "every test uses a part")]
 #![allow(clippy::unwrap_used, reason = "a test may fail loudly")]
 
+pub(crate) mod gguf;
+
 use std::{fs, path::Path};
 
 use baton_language::{DecoderModel, config};

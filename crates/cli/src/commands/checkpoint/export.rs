@@ -3,16 +3,25 @@
 use std::path::{Path, PathBuf};
 
 use baton_checkpoint::{
-    MANIFEST,
+    MANIFEST, Manifest, Store,
     export::{Float, Weights, safetensors_as},
 };
 use baton_job::exit::Failure;
+use baton_language::{
+    NewFolder,
+    peft::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_config},
+};
 use clap::ValueEnum;
 
-use super::folder::{FolderFlags, is_newest, pick_and_skip, store_failure, with_store};
-use crate::{failure::bad_input, human, json, output::refuse_special_file};
+use super::{
+    folder::{FolderFlags, is_newest, pick_and_skip, store_failure, with_store},
+    merge::language_recipe,
+};
+use crate::{
+    commands::model::language_failure, failure::bad_input, human, json, output::refuse_special_file,
+};
 
-/// Write a checkpoint's weights as safetensors, with torchvision's names and shapes
+/// Write a checkpoint's weights as safetensors, with torchvision's names and shapes, or as an adapter for PEFT
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -20,6 +29,10 @@ Examples:
   baton checkpoint export step-0000000440-gen-000003 --out resnet50.safetensors
   baton checkpoint export --ema --out resnet50.safetensors                         averaged weights
   baton checkpoint export --dtype f16 --out resnet50.safetensors                   half the size
+  baton checkpoint export --peft adapter                                           an adapter of a language model
+
+--peft writes adapter_model.safetensors and adapter_config.json, which PEFT's PeftModel.from_pretrained reads; \
+`baton checkpoint merge` writes the whole model instead.
 
 With --dtype f16 or bf16 every floating-point tensor is rounded to the nearest value, ties to even: the \
 weights, the biases, and BatchNorm's running statistics too, as in PyTorch's model.half(). \
@@ -39,8 +52,11 @@ pub(crate) struct Args {
     #[arg(long, value_enum, default_value_t = Dtype::F32)]
     dtype: Dtype,
     /// The file to write
-    #[arg(long, value_name = "FILE")]
-    out: PathBuf,
+    #[arg(long, value_name = "FILE", required_unless_present = "peft")]
+    out: Option<PathBuf>,
+    /// The folder to write an adapter to; it must not exist, or be empty
+    #[arg(long, value_name = "FOLDER", conflicts_with = "out")]
+    peft: Option<PathBuf>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -72,33 +88,105 @@ fn refuse_file_of_checkpoint(out: &Path) -> Result<(), Failure> {
     })
 }
 
+/// What to write.
+#[derive(Clone, Debug)]
+enum ExportTarget {
+    /// A file.
+    File(PathBuf),
+    /// A folder with an adapter.
+    Peft(PathBuf),
+}
+
+impl ExportTarget {
+    fn path(&self) -> &Path {
+        match self {
+            Self::File(path) | Self::Peft(path) => path,
+        }
+    }
+
+    fn format(&self) -> &'static str {
+        match self {
+            Self::File(_) => "safetensors",
+            Self::Peft(_) => "peft",
+        }
+    }
+
+    /// Writes the weights and returns the size of the files.
+    fn write(
+        &self,
+        float: Float,
+        store: &Store,
+        manifest: &Manifest,
+        weights: Weights,
+    ) -> Result<u64, Failure> {
+        match self {
+            Self::File(out) => {
+                safetensors_as(float, store, manifest, weights, out).map_err(store_failure)?;
+                Ok(size(out))
+            }
+            Self::Peft(target) => {
+                let of = |problem| bad_input(format!("checkpoint {} {problem}", manifest.name()));
+                let spec = language_recipe(manifest)?;
+                let tensors: Vec<&str> =
+                    manifest.tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+                let config = adapter_config(&spec, &tensors).map_err(of)?;
+                let folder = NewFolder::create(target).map_err(language_failure)?;
+                let out = folder.path().join(ADAPTER_WEIGHTS);
+                safetensors_as(float, store, manifest, weights, &out).map_err(store_failure)?;
+                let written = folder.write(ADAPTER_CONFIG, config.as_bytes());
+                let bytes = size(&out) + config.len() as u64;
+                written.and_then(|()| folder.finish()).map_err(language_failure)?;
+                Ok(bytes)
+            }
+        }
+    }
+}
+
+fn size(path: &Path) -> u64 {
+    std::fs::metadata(path).map_or(0, |metadata| metadata.len())
+}
+
+/// The target of the flags, of which clap requires one.
+fn target(args: &Args) -> Result<ExportTarget, Failure> {
+    match (&args.out, &args.peft) {
+        (Some(out), _) => {
+            refuse_special_file(out)?;
+            refuse_file_of_checkpoint(out)?;
+            Ok(ExportTarget::File(out.clone()))
+        }
+        (None, Some(folder)) => Ok(ExportTarget::Peft(folder.clone())),
+        (None, None) => Err(bad_input("give --out FILE or --peft FOLDER")),
+    }
+}
+
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
-    refuse_special_file(&args.out)?;
-    refuse_file_of_checkpoint(&args.out)?;
+    let target = target(&args)?;
     let location = args.folder.find().await?;
-    let (out, float) = (args.out.clone(), args.dtype.float());
+    let float = args.dtype.float();
     let weights = if args.ema { Weights::Averaged } else { Weights::Raw };
-    let (manifest, damaged) = with_store(location, move |store| {
+    let (path, format) = (target.path().display().to_string(), target.format());
+    let (manifest, damaged, bytes) = with_store(location, move |store| {
         let (manifest, damaged) = pick_and_skip(store, args.name.as_deref())?;
-        safetensors_as(float, store, &manifest, weights, &out).map_err(store_failure)?;
-        Ok((manifest, damaged))
+        let bytes = target.write(float, store, &manifest, weights)?;
+        Ok((manifest, damaged, bytes))
     })
     .await?;
-    let bytes = std::fs::metadata(&args.out).map_or(0, |metadata| metadata.len());
     let dtype = args.dtype.to_possible_value().map(|value| value.get_name().to_owned());
     let exported = json::ExportedWeights {
         checkpoint: manifest.name(),
-        path: args.out.display().to_string(),
+        path,
         arch: manifest.arch,
         step: manifest.step.0,
         dtype: dtype.unwrap_or_default(),
         averaged: args.ema,
         bytes,
+        format,
     };
     json::print(args.json, &exported, |exported| {
-        let json::ExportedWeights { path, arch, step, dtype, .. } = exported;
+        let json::ExportedWeights { path, arch, step, dtype, format, .. } = exported;
         let cast = if dtype == "f32" { String::new() } else { format!(" in {dtype}") };
-        format!("wrote {path}: {arch} of step {step}{cast} ({})", human::bytes(bytes))
+        let what = if *format == "peft" { "adapter" } else { arch };
+        format!("wrote {path}: {what} of step {step}{cast} ({})", human::bytes(bytes))
     });
     is_newest(&exported.checkpoint, &damaged, "exported")
 }

@@ -7,6 +7,7 @@ pub(crate) mod folder;
 mod import;
 mod keeping;
 mod ls;
+mod merge;
 mod rm;
 #[cfg(test)]
 mod samples;
@@ -18,7 +19,7 @@ use clap::Subcommand;
 use super::control;
 use crate::connect::CoordinatorFlags;
 
-/// List, verify, compare, copy, export, import, remove and save checkpoints
+/// List, verify, compare, copy, export, merge, import, remove and save checkpoints
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Ls(ls::Args),
@@ -27,6 +28,7 @@ pub(crate) enum Command {
     Cp(cp::Args),
     Export(export::Args),
     Import(import::Args),
+    Merge(merge::Args),
     Rm(rm::Args),
     /// Save after the current step and continue training
     #[command(after_help = "\
@@ -51,6 +53,7 @@ pub(super) async fn run(command: Command) -> Result<u8, Failure> {
         Command::Cp(args) => cp::run(args).await,
         Command::Export(args) => export::run(args).await,
         Command::Import(args) => return import::run(args).await,
+        Command::Merge(args) => merge::run(args).await,
         Command::Rm(args) => rm::run(args).await,
         Command::Now { target, json } => control::checkpoint(&target, json).await,
     };

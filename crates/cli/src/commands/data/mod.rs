@@ -60,7 +60,7 @@ fn failure(error: baton_data::Error) -> Failure {
 }
 
 /// Classifies an error, as the others.
-fn text_failure(error: baton_text::Error) -> Failure {
+pub(super) fn text_failure(error: baton_text::Error) -> Failure {
     match error {
         baton_text::Error::Write(error) => write_failure(error),
         baton_text::Error::Read(error) => failure(error),
