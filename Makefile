@@ -40,6 +40,10 @@ build: setup ## compile baton, baton-coordinator and baton-worker
 run: build ## train on handwritten digits, no GPU needed; ARGS="--no-auto-resume" adds flags
 	$(BIN)/baton up $(RECIPE) --ranks $(RANKS) $(ARGS)
 
+.PHONY: run-lora
+run-lora: build ## fine-tune a small language model, no GPU needed; downloads 93 MB
+	scripts/lora/run.sh $(ARGS)
+
 # Doc tests run first, so that the test runner's count and the skipped tests are printed last. The
 # programs are built beforehand because whole-process tests start them from $(BIN).
 .PHONY: test

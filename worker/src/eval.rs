@@ -19,9 +19,10 @@ use indicatif::ProgressBar;
 /// Measure the accuracy of exported weights.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Weights in torchvision's names, as `baton checkpoint export` writes them.
+    /// Weights in torchvision's names, or an adapter, as `baton checkpoint export` writes them [default: for a language
+    /// model, its own weights without an adapter].
     #[arg(long, value_name = "FILE")]
-    weights: PathBuf,
+    weights: Option<PathBuf>,
     /// Validation set.
     #[arg(long, value_name = "FILE")]
     data: String,
@@ -42,20 +43,31 @@ pub(crate) struct Args {
 /// Evaluates and prints.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let spec = recipe(&args.recipe, &args.overrides)?;
-    baton_checkpoint::check_weights_file(&args.weights).map_err(bad_input)?;
+    let is_language_model = spec.model.arch.is_causal_lm();
+    if args.weights.is_none() && !is_language_model {
+        return Err(bad_input(
+            "a network has no weights of its own: give them with --weights FILE",
+        ));
+    }
+    let weights = args.weights.as_deref();
+    weights.map_or(Ok(()), baton_checkpoint::check_weights_file).map_err(bad_input)?;
     let cache_dir = Source::new("").cache_dir;
     let source = Source::of_recipe(&spec, &args.data, cache_dir);
     let set = Dataset::open(source).map_err(Error::from)?;
     let device = torch::device::open(&spec, LocalRank(0))?;
     torch::device::set_threads(args.threads);
     let mut learner = TorchLearner::new(&spec, set.input_type(), device)?;
-    torch::weights::load(&mut learner, &args.weights, Head::FromFile).map_err(bad_input)?;
+    // The matrices of a new adapter change nothing.
+    if let Some(weights) = weights {
+        torch::weights::load(&mut learner, weights, Head::FromFile).map_err(bad_input)?;
+    }
     let evaluations = evaluate(&mut learner, set, &spec)?;
     let accuracy = combine_evaluations(&evaluations.iter().collect::<Vec<_>>(), &spec);
     json::print(args.json, &accuracy, |accuracy| {
         let shown = accuracy.metrics.iter().map(task::display);
         let shown = shown.collect::<Vec<_>>().join(", ");
-        format!("{shown} on {} samples", accuracy.samples)
+        let what = if is_language_model { "predicted tokens" } else { "samples" };
+        format!("{shown} on {} {what}", accuracy.samples)
     });
     Ok(())
 }

@@ -167,6 +167,12 @@ impl Error {
         matches!(self, Self::Storage { location, .. } if is_bucket(location))
     }
 
+    /// Whether this user may not read a file of a folder: that says nothing about the file.
+    pub(crate) fn is_denied(&self) -> bool {
+        matches!(self, Self::Storage { source, .. }
+            if io_error(source).is_some_and(|error| error.kind() == io::ErrorKind::PermissionDenied))
+    }
+
     /// Whether a later try may succeed: a bucket does not respond, and access to it is not refused.
     #[must_use]
     pub fn is_transient(&self) -> bool {
@@ -341,6 +347,23 @@ mod tests {
             assert!(listed.to_string().contains("check AWS_ACCESS_KEY_ID"), "{listed}");
         }
         assert!(!failed("/runs/job", timed_out()).is_transient());
+    }
+
+    #[test]
+    fn a_file_that_this_user_may_not_read_is_not_damage() {
+        let store = Store::memory().unwrap();
+        let failed = |kind: io::ErrorKind| Error::Storage {
+            operation: "read",
+            subject: "shard-00000-of-00001.safetensors".to_owned(),
+            location: "/runs/job".to_owned(),
+            source: Box::new(object_store::Error::Generic {
+                store: "LocalFileSystem",
+                source: Box::new(io::Error::from(kind)),
+            }),
+        };
+        let denied = store.damage(failed(io::ErrorKind::PermissionDenied)).unwrap_err();
+        assert!(denied.is_bad_input(), "{denied}");
+        assert!(store.damage(failed(io::ErrorKind::UnexpectedEof)).is_ok());
     }
 
     #[test]

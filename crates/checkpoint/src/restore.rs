@@ -24,8 +24,8 @@ impl Store {
     /// The store cannot be read, or the checkpoint named by the user is missing or damaged;
     /// [`Error::NoUsableCheckpoint`] if there are checkpoints, none of them is good and at least one is damaged;
     /// [`Error::CheckpointsGone`] if there is none, but the job has saved some;
-    /// [`Error::NewerVersion`], or a bucket that does not respond: that is not damage, and falling back to an older
-    /// checkpoint would lose training time.
+    /// [`Error::NewerVersion`], a bucket that does not respond, or a file that this user may not read: that is not damage,
+    /// and falling back to an older checkpoint would lose training time.
     pub fn find(
         &self,
         restore: &Restore,
@@ -96,7 +96,8 @@ impl Store {
         match error {
             Error::Damaged { problem, .. } => Ok(problem),
             Error::NewerVersion { .. } => Err(error),
-            error if error.is_unreachable() => Err(error),
+            // Falling back to an older checkpoint would lose training time, and retention would remove the newer ones.
+            error if error.is_unreachable() || error.is_denied() => Err(error),
             other => Ok(other.to_string()),
         }
     }
