@@ -139,6 +139,10 @@ chaos: build ## fault injection: 500 kills during saves, 5,000 histories of rank
 bench-checkpoint: build ## compare checkpoints with torch.distributed.checkpoint; ARGS="--rounds 1" for a quick run
 	scripts/bench-checkpoint/run.sh $(ARGS)
 
+.PHONY: bench-lora
+bench-lora: build ## LoRA steps, memory and recovery, compared with PEFT; downloads 93 MB once
+	scripts/bench-lora/run.sh $(ARGS)
+
 .PHONY: bench-recovery
 bench-recovery: build ## recovery from kills, compared with torchrun; ARGS="--rounds 1 --goodput-seconds 60" for a quick run
 	scripts/bench-recovery/run.sh $(ARGS)

@@ -1,0 +1,123 @@
+"""Compares fine-tuning with LoRA with PEFT; see run.sh.
+
+    race.py --baton PROGRAM --work DIR --rounds N
+
+Both sides train on the same texts in the same order, and every step's number of tokens is known, except with packing,
+where it is the mean of all sequences.
+"""
+
+import json
+import statistics
+import subprocess
+from pathlib import Path
+
+import common
+import texts
+from jobs import Baton, Torch, gaps, signal_rank
+
+HERE = Path(__file__).parent
+LORA = HERE.absolute().parents[1] / ".lora"
+MODEL, TRAIN = LORA / "models/smollm2", LORA / "data/functions-train.beton"
+# Texts per rank and step; rank of the adapter's matrices.
+BATCH, RANK, LR, CLIP = 8, 16, 1e-4, 1.0
+# Steps that are not counted, and those that are.
+WARM, COUNTED = 2, 6
+RECIPE = f"""
+name = "bench-lora"
+model = {{ arch = "causal_lm", path = "{MODEL}" }}
+adapter = {{ rank = {RANK}, alpha = {2 * RANK} }}
+data = {{ train = "{TRAIN}", val = "{TRAIN}", sequence = 256, order = "sequential" }}
+train = {{ epochs = 100, global_batch = {2 * BATCH}, virtual_ranks = 2, clip_grad_norm = {CLIP} }}
+optimizer = {{ kind = "adamw" }}
+schedule = {{ kind = "constant", lr = {LR} }}
+loss = {{ kind = "next_token" }}
+evaluation = {{ every_epochs = 100 }}
+checkpoint = {{ every_epochs = 0, every_steps = 0 }}
+cluster = {{ device = "cpu" }}
+"""
+AIMS = {
+    "lora_step_ratio": (1.1, "at least"),
+    "memory_ratio": (0.8, "at most"),
+    "packing_gain": (2.0, "at least"),
+    "rank_kill_seconds": (3.0, "at most"),
+}
+
+
+def peak_mib(pid):
+    """The most memory that a process has had."""
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
+    return int(line.split()[1]) / 1024
+
+
+def measured(job):
+    """Seconds of the counted steps, and the memory of the larger rank, MiB."""
+    job.start()
+    job.wait_for_number(WARM + COUNTED)
+    memory = max(map(peak_mib, job.ranks()))
+    job.kill()
+    seconds = gaps([step for step in job.steps if step.number >= WARM])[:COUNTED]
+    return sum(seconds), memory
+
+
+def killed(job):
+    """Seconds from `kill -9` of a rank until the next finished step of the next generation."""
+    job.start()
+    job.wait_for_number(WARM + COUNTED)
+    last = job.steps[-1].incarnation
+    when = signal_rank(job, 1, 9)
+    step = job.wait_for(lambda step: step.incarnation > last, "a step after the kill")
+    job.kill()
+    return step.when - when
+
+
+def main():
+    arguments = common.read_arguments(common.parser(__doc__))
+    with common.working_in(arguments.work):
+        recipe = arguments.work / "recipe.toml"
+        recipe.write_text(RECIPE, encoding="utf-8")
+        each = 2 * BATCH
+        counted = texts.read(TRAIN, (WARM + COUNTED) * each)[WARM * each :]
+        tokens = sum(len(text) for text, _ in counted)
+        shown = subprocess.check_output(
+            [arguments.baton, "recipe", "check", recipe, "--json", "--set", "data.packing=true"], text=True
+        )
+        sequences = json.loads(shown)["run"]["samples"]
+        every = texts.read(TRAIN, texts.count(TRAIN))
+        packed_tokens = sum(len(text) for text, _ in every) / sequences * COUNTED * each
+        found = {name: [] for name in ["baton", "packed", "peft", "kill"]}
+        for number in range(1, arguments.rounds + 1):
+
+            def baton(name, *settings, number=number):
+                folder = arguments.work / f"{name}-{number}"
+                return Baton(folder, arguments.baton, recipe, ["train.epochs=100", *settings])
+
+            common.say(f"round {number} of {arguments.rounds}")
+            found["baton"].append(measured(baton("baton")))
+            found["peft"].append(measured(Torch(arguments.work / f"peft-{number}", HERE / "torch_side.py")))
+            found["packed"].append(measured(baton("packed", "data.packing=true")))
+            found["kill"].append(killed(baton("kill", "train.global_batch=2")))
+        report(found, tokens, packed_tokens)
+
+
+def report(found, tokens, packed_tokens):
+    for name, of_side in [("baton", tokens), ("packed", packed_tokens), ("peft", tokens)]:
+        for number, (seconds, memory) in enumerate(found[name], 1):
+            print(f"{name} {number}: {of_side / seconds:.0f} useful tokens/s, {memory:.0f} MiB per rank")
+    middle = {
+        name: tuple(map(statistics.median, zip(*found[name], strict=True))) for name in ["baton", "packed", "peft"]
+    }
+    result = {
+        "lora_step_ratio": middle["peft"][0] / middle["baton"][0],
+        "memory_ratio": middle["baton"][1] / middle["peft"][1],
+        "packing_gain": (packed_tokens / middle["packed"][0]) / (tokens / middle["peft"][0]),
+        "rank_kill_seconds": statistics.median(found["kill"]),
+    }
+    for name, (aim, bound) in AIMS.items():
+        is_met = result[name] >= aim if bound == "at least" else result[name] <= aim
+        print(f"{name} {result[name]:.2f}, aim {bound} {aim}: {'met' if is_met else 'missed'}")
+    print("RESULT " + json.dumps({name: round(value, 2) for name, value in result.items()}))
+
+
+if __name__ == "__main__":
+    main()
