@@ -13,6 +13,7 @@ use baton_recipe::{JobSpec, task};
 use baton_trainer::{
     BatchEvaluation, Error, EvaluatedWeights, Learner, combine_evaluations,
     torch::{self, TorchLearner, weights::Head},
+    vocabulary,
 };
 use indicatif::ProgressBar;
 
@@ -53,7 +54,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     weights.map_or(Ok(()), baton_checkpoint::check_weights_file).map_err(bad_input)?;
     let cache_dir = Source::new("").cache_dir;
     let source = Source::of_recipe(&spec, &args.data, cache_dir);
-    let set = Dataset::open(source).map_err(Error::from)?;
+    let vocabulary = vocabulary(&spec)?;
+    let set = Dataset::open(Source { vocabulary, ..source }).map_err(Error::from)?;
     let device = torch::device::open(&spec, LocalRank(0))?;
     torch::device::set_threads(args.threads);
     let mut learner = TorchLearner::new(&spec, set.input_type(), device)?;

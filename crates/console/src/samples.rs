@@ -22,10 +22,10 @@ impl Samples {
     pub fn of(spec: &JobSpec, given: Option<u64>) -> Result<Self, String> {
         let location = &spec.data.train;
         match Self::at(location, given)? {
-            Self::Known(samples) if given.is_none() && spec.data.packing => {
+            Self::Known(samples) if given.is_none() && spec.model.arch.is_causal_lm() => {
                 // Local files are never cached.
                 let set = Dataset::open(Source::of_recipe(spec, location, PathBuf::new()));
-                let items = set.and_then(|set| Items::new(spec, &set));
+                let items = set.and_then(|set| Items::new(spec, location, &set));
                 items
                     .map(|items| Self::Known(items.count(samples)))
                     .map_err(|error| error.to_string())

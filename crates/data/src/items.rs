@@ -14,11 +14,11 @@ pub struct Items {
 }
 
 impl Items {
-    /// The items of a training set.
+    /// The items of the set at `location`.
     ///
     /// # Errors
     /// A text is longer than a sequence.
-    pub fn new(spec: &JobSpec, set: &Dataset) -> Result<Self, Error> {
+    pub fn new(spec: &JobSpec, location: &str, set: &Dataset) -> Result<Self, Error> {
         if *set.input_type() != InputType::Tokens {
             return Ok(Self::default());
         }
@@ -27,7 +27,7 @@ impl Items {
         let too_long = sizes.iter().filter(|size| size.tokens > sequence).count();
         if let Some(longest) = sizes.iter().map(|size| size.tokens).max().filter(|_| too_long > 0) {
             return Err(Error::Source {
-                source_text: spec.data.train.clone(),
+                source_text: location.to_owned(),
                 problem: format!(
                     "{too_long} texts have more than data.sequence = {sequence} tokens, the longest {longest}: raise \
                      data.sequence, or cut them with `baton data tokenize --sequence {sequence}`"

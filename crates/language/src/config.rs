@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 
 use crate::decoder::{Activation, DecoderLayer, DecoderModel, NormScale, Rope, RopeScaling};
 
-/// ConfigKeys that do not change the computation of a forward pass.
+/// Keys that do not change the computation of a forward pass.
 const UNUSED_KEYS: &[&str] = &[
     "_attn_implementation_autoset",
     "_model_name_or_path",
@@ -88,6 +88,8 @@ const fn gemma(name: &'static str) -> Family {
     Family { is_gemma: true, ties_by_default: true, ..plain(name) }
 }
 
+/// Most layers; the largest published models have fewer than 200.
+const MAX_LAYERS: u64 = 4096;
 /// Largest value of any size, so that products of two fit into 64 bits.
 const MAX_SIZE: u64 = 1 << 24;
 
@@ -190,15 +192,16 @@ fn activation(family: &Family, keys: &ConfigKeys<'_>) -> Result<Activation, Stri
 /// The layers, each with its window and rotary positions.
 fn layers(family: &Family, keys: &ConfigKeys<'_>) -> Result<Vec<DecoderLayer>, String> {
     let count = keys.size("num_hidden_layers", None)?;
+    if count > MAX_LAYERS {
+        return Err(format!("has num_hidden_layers = {count}: at most {MAX_LAYERS} are supported"));
+    }
     let window = match family.windows {
         WindowedLayers::None => None,
         WindowedLayers::Except(_) => Some(keys.size("sliding_window", Some(4096))?),
         // Absent, it is 4096; null, there is none.
-        WindowedLayers::All => {
-            keys.optional("sliding_window", Some(4096.0))?.map(|window| window as u64)
-        }
+        WindowedLayers::All => keys.optional_size("sliding_window", Some(4096))?,
         WindowedLayers::Upper => {
-            let window = keys.optional("sliding_window", None)?.map(|window| window as u64);
+            let window = keys.optional_size("sliding_window", Some(4096))?;
             if keys.flag("use_sliding_window", false)? { window } else { None }
         }
     };
@@ -299,8 +302,17 @@ fn check(decoder: &DecoderModel) -> Result<(), String> {
     let is_positive = |value: f64| value > 0.0 && value.is_finite();
     let caps = [decoder.score_cap, decoder.logit_cap];
     let scales = [decoder.score_scale, decoder.norm_eps];
-    let thetas = decoder.layers.iter().map(|layer| layer.rope.theta);
-    let mut all = caps.into_iter().flatten().chain(scales).chain(thetas);
+    let ropes = decoder.layers.iter().flat_map(|layer| {
+        let Rope { theta, scaling } = layer.rope;
+        match scaling {
+            RopeScaling::None => vec![theta],
+            RopeScaling::Linear { factor } => vec![theta, factor],
+            RopeScaling::Llama3 { factor, low, high, original } => {
+                vec![theta, factor, low, high - low, original]
+            }
+        }
+    });
+    let mut all = caps.into_iter().flatten().chain(scales).chain(ropes);
     match all.find(|value| !is_positive(*value)) {
         None => Ok(()),
         Some(value) => Err(format!("has the value {value} where a number above 0 is needed")),
@@ -358,6 +370,15 @@ impl<'a> ConfigKeys<'a> {
                 Ok(None)
             }
             Some(_) => self.number(key, None).map(Some),
+        }
+    }
+
+    /// A size that may be null, which is not the same as absent.
+    fn optional_size(&self, key: &str, default: Option<u64>) -> Result<Option<u64>, String> {
+        match self.optional(key, None)? {
+            Some(_) => self.size(key, None).map(Some),
+            None if self.map.contains_key(key) => Ok(None),
+            None => Ok(default),
         }
     }
 

@@ -110,6 +110,17 @@ fn what_is_not_computed_is_refused_by_name() {
         ),
         ("llama", json!({"rope_scaling": {"type": "linear"}}), "has no factor"),
         (
+            "llama",
+            json!({"rope_scaling": {"type": "linear", "factor": 0}}),
+            "has the value 0 where",
+        ),
+        ("llama", json!({"num_hidden_layers": 5000}), "has num_hidden_layers = 5000: at most 4096"),
+        (
+            "mistral",
+            json!({"sliding_window": 0}),
+            "has sliding_window = 0, which must be a whole number",
+        ),
+        (
             "gemma2",
             json!({"layer_types": ["full_attention"]}),
             "layer_types and num_hidden_layers of different",

@@ -87,6 +87,17 @@ impl DryRun {
         if !violations.is_empty() {
             return Err(violations);
         }
+        if let Schedule::WarmupCosine { warmup_steps, .. }
+        | Schedule::WarmupLinear { warmup_steps, .. } = spec.schedule
+            && warmup_steps >= plan.total_steps()
+        {
+            violations.push(Violation {
+                field: "schedule.warmup_steps".into(),
+                value: warmup_steps.to_string(),
+                rule: format!("must be below the {} steps of the run", plan.total_steps()),
+            });
+            return Err(violations);
+        }
         let rates = RunRates { spec, plan: &plan };
         let (peak_lr, peak_epoch) = rates.peak();
         if peak_lr == 0.0 {
@@ -135,18 +146,24 @@ impl DryRun {
                     );
                 }
             }
-            Schedule::WarmupCosine { warmup_epochs, .. }
-            | Schedule::WarmupLinear { warmup_epochs, .. }
-            | Schedule::Step { warmup_epochs, .. }
-                if *warmup_epochs > epochs / 2.0 =>
-            {
-                warn(
-                    "schedule.warmup_epochs",
-                    warmup_epochs.to_string(),
-                    format!("is more than half of train.epochs = {epochs}"),
-                );
+            schedule => {
+                let plan = TrainingPlan::new(spec, self.samples);
+                let warmup = schedule::warmup(schedule, &plan);
+                let rule = format!("is more than half of train.epochs = {epochs}");
+                match schedule {
+                    Schedule::WarmupCosine { warmup_steps: steps @ 1.., .. }
+                    | Schedule::WarmupLinear { warmup_steps: steps @ 1.., .. }
+                        if warmup > epochs / 2.0 =>
+                    {
+                        let rule = format!("is more than half of the {} steps", self.steps);
+                        warn("schedule.warmup_steps", steps.to_string(), rule);
+                    }
+                    _ if warmup > epochs / 2.0 => {
+                        warn("schedule.warmup_epochs", warmup.to_string(), rule);
+                    }
+                    _ => {}
+                }
             }
-            _ => {}
         }
         if let Some(ema) = &spec.ema {
             let steps = f64::from(ema.every_steps) / (1.0 - ema.decay);
@@ -457,6 +474,15 @@ mod tests {
     }
 
     #[test]
+    fn a_warmup_that_never_ends_is_refused() {
+        let schedule = "schedule={ kind = 'warmup_linear', peak_lr = 0.1, warmup_steps = 40 }";
+        assert_eq!(
+            refused(&[schedule], 160),
+            "schedule.warmup_steps = 40: must be below the 40 steps of the run"
+        );
+    }
+
+    #[test]
     fn settings_that_are_probably_not_intended_are_warned_about() {
         let points = "schedule={ kind = 'piecewise_linear', points = [[0.0, 0.1], [16.0, 0.0]] }";
         for (entries, expected) in [
@@ -468,6 +494,10 @@ mod tests {
             (
                 &["ema.decay=0.99"],
                 "ema.decay = 0.99: averages over 100 steps, but there are only 40",
+            ),
+            (
+                &["schedule={ kind = 'warmup_linear', peak_lr = 0.1, warmup_steps = 25 }"],
+                "schedule.warmup_steps = 25: is more than half of the 40 steps",
             ),
             (&["guard.window=40"], "guard.window = 40: is not below the 40 steps of the run"),
         ] {

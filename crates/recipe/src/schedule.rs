@@ -27,8 +27,8 @@ struct UpdatePosition {
 ///   2017, §2.2, without an update at rate 0); the others follow half a cosine from the peak to
 ///   `final_lr` (Loshchilov & Hutter 2016, eq. 5, one cycle), which is reached one update after
 ///   the last.
-/// - Warm-up and linear: the same rise, then a straight line to `final_lr`, which is reached one update after the last,
-///   as transformers' `get_linear_schedule_with_warmup` with `final_lr = 0`, one update later.
+/// - Warm-up and linear: the same rise, then a straight line to `final_lr`, which is reached one update after the last.
+///   The fall is that of transformers' `get_linear_schedule_with_warmup`; its rise begins with a rate of 0.
 /// - One cycle: `torch.optim.lr_scheduler.OneCycleLR` with `anneal_strategy="cos"`,
 ///   `three_phase=False`, `cycle_momentum=False`: of `n` updates, number `pct_start · n - 1` has the
 ///   peak and number `n - 1` the final rate.
@@ -95,9 +95,8 @@ fn scheduled(schedule: &Schedule, plan: &TrainingPlan, position: UpdatePosition)
 pub(crate) fn turns(schedule: &Schedule, plan: &TrainingPlan) -> Vec<f64> {
     match schedule {
         Schedule::Constant { .. } => Vec::new(),
-        Schedule::WarmupCosine { warmup_epochs, warmup_steps, .. }
-        | Schedule::WarmupLinear { warmup_epochs, warmup_steps, .. } => {
-            vec![rise(plan, *warmup_epochs, *warmup_steps)]
+        Schedule::WarmupCosine { .. } | Schedule::WarmupLinear { .. } => {
+            vec![warmup(schedule, plan)]
         }
         Schedule::OneCycle { pct_start, .. } => {
             let rise_end = pct_start * f64::from(plan.epochs);
@@ -117,11 +116,29 @@ pub fn linearly_scaled(lr: f64, global_batch: u64, other_batch: u64) -> f64 {
     lr * other_batch as f64 / global_batch.max(1) as f64
 }
 
+/// Length of the warm-up in epochs; 0 for a schedule that has none.
+pub(crate) fn warmup(schedule: &Schedule, plan: &TrainingPlan) -> f64 {
+    match schedule {
+        Schedule::WarmupCosine { warmup_epochs, warmup_steps, .. }
+        | Schedule::WarmupLinear { warmup_epochs, warmup_steps, .. } => {
+            rise(plan, *warmup_epochs, *warmup_steps)
+        }
+        Schedule::Step { warmup_epochs, .. } => *warmup_epochs,
+        _ => 0.0,
+    }
+}
+
 /// Length of the rise in epochs, from one of the two units. Steps are those of the first epoch.
 fn rise(plan: &TrainingPlan, epochs: f64, steps: u64) -> f64 {
     match steps {
         0 => epochs,
-        steps => steps as f64 / plan.steps_of(Epoch(0)).max(1) as f64,
+        steps => {
+            let (per_epoch, samples) =
+                (plan.steps_of(Epoch(0)).max(1), plan.epoch_samples(Epoch(0)));
+            // The last batch of an epoch may be smaller.
+            let rest = (steps % per_epoch * plan.global_batch(Epoch(0))).min(samples);
+            (steps / per_epoch) as f64 + rest as f64 / samples.max(1) as f64
+        }
     }
 }
 
@@ -192,6 +209,16 @@ mod tests {
     #[test]
     fn a_warmup_in_steps_is_the_same_as_that_in_epochs() {
         assert_close(&rates(&cosine(0.0, 6, 0.2), 3, 4), &rates(&cosine(1.5, 0, 0.2), 3, 4));
+
+        // An epoch of 100 samples is three batches of 32 and one of 4.
+        let spec = recipe(
+            &["train={ epochs=2, global_batch=32, resolution=32 }", "data.drop_last=false"],
+            &["schedule={ kind='warmup_cosine', peak_lr=1.0, warmup_steps=3 }"],
+        );
+        let plan = TrainingPlan::new(&spec, 100);
+        let rate =
+            |cursor| learning_rate(&spec, &plan, &Progress { cursor, ..Progress::default() });
+        assert_close(&[0, 32, 64].map(rate), &[1.0 / 3.0, 2.0 / 3.0, 1.0]);
     }
 
     #[test]

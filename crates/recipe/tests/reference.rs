@@ -10,19 +10,21 @@ mod kit;
 use serde_json::Value;
 
 /// Together these recipes have every section and every kind, and only required values.
-const SAMPLES: [[&str; 2]; 5] = [
+const SAMPLES: [[&str; 2]; 6] = [
     ["optimizer={ kind='sgd' }", "schedule={ kind='constant', lr=0.1 }"],
-    [
-        "optimizer={ kind='adamw' }",
-        "schedule={ kind='warmup_cosine', peak_lr=0.1, warmup_epochs=1.0 }",
-    ],
+    ["optimizer={ kind='adamw' }", "schedule={ kind='warmup_cosine', peak_lr=0.1 }"],
     ["optimizer={ kind='lars' }", "schedule={ kind='one_cycle', peak_lr=0.1 }"],
     ["ema={ decay=0.9 }", "schedule={ kind='piecewise_linear', points=[[0.0, 0.1]] }"],
     [
         "train.phases=[{ from_epoch=1, resolution=64, global_batch=8 }]",
         "schedule={ kind='step', lr=0.1, milestones=[1.0] }",
     ],
+    [LANGUAGE_MODEL, "schedule={ kind='warmup_linear', peak_lr=0.1 }"],
 ];
+
+/// Changes that belong together, divided by `;`.
+const LANGUAGE_MODEL: &str = "model={ arch='causal_lm', path='model' };loss={ kind='next_token' };data.sequence=64;\
+                              adapter={ rank=8, alpha=16 }";
 
 /// A section, or one kind of a section with kinds.
 #[derive(Debug, Default)]
@@ -117,6 +119,7 @@ struct Reference {
 impl Reference {
     fn new() -> Self {
         let sample = |changes: [&str; 2]| {
+            let changes: Vec<&str> = changes.iter().flat_map(|change| change.split(';')).collect();
             let spec = kit::recipe(&[], &changes);
             serde_json::from_str(&spec.to_json()).unwrap()
         };

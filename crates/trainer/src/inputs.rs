@@ -73,7 +73,9 @@ impl JobInputs {
             Ok(Arc::new(set))
         };
         let (train, val) = (open(&data.train)?, open(&data.val)?);
-        let items = Items::new(spec, &train)?;
+        let items = Items::new(spec, &data.train, &train)?;
+        // Longer texts might be beyond the model's positions.
+        Items::new(spec, &data.val, &val)?;
         let samples = items.count(train.len());
         let plan = TrainingPlan::new(spec, samples);
         let unusable = unusable_batches(spec, samples);
@@ -358,7 +360,7 @@ impl<V: Fn(u32) -> Preprocessing> Iterator for MicroBatches<V> {
 ///
 /// # Errors
 /// The model cannot be read.
-fn vocabulary(spec: &JobSpec) -> Result<Option<u64>, Error> {
+pub fn vocabulary(spec: &JobSpec) -> Result<Option<u64>, Error> {
     if !spec.model.arch.is_causal_lm() {
         return Ok(None);
     }

@@ -49,7 +49,7 @@ pub use activity::SharedActivity;
 pub use controls::Controls;
 pub use error::Error;
 pub use evaluation::combine_evaluations;
-pub use inputs::{BatchFeed, JobInputs};
+pub use inputs::{BatchFeed, JobInputs, vocabulary};
 pub use learner::{BatchEvaluation, EvaluatedWeights, Leaf, Learner, Sums, Update};
 pub use saving::write_initial_checkpoint;
 pub use state_copy::StateCopy;

@@ -412,6 +412,9 @@ fn rope_scaling(keys: &GgufKeys<'_>, theta: f64, head_dim: u64) -> Result<Option
 
 /// Llama 3's scaling, if these are the factors that llama.cpp computes from it.
 fn llama3_scaling(factors: &[f32], theta: f64, head_dim: u64) -> Option<Value> {
+    if factors.len() as u64 != head_dim / 2 {
+        return None;
+    }
     // The same for all published models.
     const ORIGINAL: f64 = 8192.0;
     const LOW: f64 = 1.0;
@@ -429,7 +432,7 @@ fn llama3_scaling(factors: &[f32], theta: f64, head_dim: u64) -> Option<Value> {
     let expected: Vec<f64> = expected.collect();
     let is_near =
         |(found, expected): (&f32, &f64)| (f64::from(*found) / expected - 1.0).abs() < 1e-3;
-    (factors.len() == expected.len() && factors.iter().zip(&expected).all(is_near)).then(|| {
+    factors.iter().zip(&expected).all(is_near).then(|| {
         json!({
             "rope_type": "llama3", "factor": factor, "low_freq_factor": LOW, "high_freq_factor": HIGH,
             "original_max_position_embeddings": ORIGINAL as u64,

@@ -10,7 +10,7 @@ use crate::task;
 #[serde(deny_unknown_fields, default)]
 pub struct Evaluation {
     /// Epochs between evaluations, at least 1; the last epoch is always evaluated, on the whole validation
-    /// set.
+    /// set, or on `samples` of it.
     pub every_epochs: u32,
     /// Side of the images in pixels; 0 means the resolution at the end of training.
     pub resolution: u32,

@@ -35,7 +35,7 @@ pub enum Schedule {
         #[serde(default)]
         warmup_epochs: f64,
         /// The same in steps; only one of the two may be above 0.
-        #[serde(default)]
+        #[serde(default, skip_serializing_if = "is_zero")]
         warmup_steps: u64,
         /// Rate at the end of the fall, directly after the last step.
         #[serde(default)]

@@ -64,6 +64,8 @@ impl Head<'_> {
             let mut gradients = gradients.into_iter();
             inputs.extend(gradients.next());
             if let Some(gradient) = gradients.next() {
+                // In f32: the sum of many chunks would lose the small ones.
+                let gradient = gradient.f_to_kind(Kind::Float)?;
                 of_weight = Some(match of_weight {
                     None => gradient,
                     Some(mut sum) => sum.f_add_(&gradient)?,

@@ -422,7 +422,7 @@ impl TorchNetwork for DecoderNetwork {
             if let Some(gradient) = head.weight {
                 match gradients.iter_mut().find(|(index, _)| *index == self.head) {
                     // A tied weight has two parts.
-                    Some((_, sum)) => *sum = sum.f_add(&gradient)?,
+                    Some((_, sum)) => *sum = sum.f_to_kind(Kind::Float)?.f_add(&gradient)?,
                     None => gradients.push((self.head, gradient)),
                 }
             }
