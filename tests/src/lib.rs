@@ -13,6 +13,7 @@
 mod processes;
 
 use std::{
+    collections::BTreeMap,
     fs,
     num::NonZeroUsize,
     path::{Path, PathBuf},
@@ -26,6 +27,7 @@ use baton_proto::v1::{
     DrainRequest, GetStatusRequest, GetStatusResponse, WatchEventsRequest, WatchEventsResponse,
     job_service_client::JobServiceClient, watch_events_response::Kind,
 };
+use safetensors::SafeTensors;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::{
@@ -437,6 +439,26 @@ impl Cluster {
         assert!(undisturbed.run_to_the_end(1).await == state, "different after {epochs} epochs");
     }
 
+    /// Starts this [`endless`](Self::endless) run, which saves every few steps, on two ranks; kills one of them after
+    /// a save at `saves[0]`, stops at `saves[1]`, and goes on with one rank on another node until `saves[2]`. Asserts
+    /// that nothing of this moved a bit.
+    pub async fn assert_same_bits_through_a_kill_and_with_other_ranks(mut self, saves: [u64; 3]) {
+        self.start_coordinator(&[]).await;
+        self.start_agent("node", 2);
+        let mut events = self.events().await;
+        events.saved_at(saves[0]).await;
+        kill(self.rank_pids(0)[1]);
+        events.next_of(Kind::RankFailed).await;
+        events.next_of(Kind::TrainingStarted).await;
+        events.saved_at(saves[1]).await;
+        self.end().await;
+        self.start_coordinator(&[]).await;
+        self.start_agent("another", 1);
+        self.new_events().await.saved_at(saves[2]).await;
+        self.end().await;
+        self.assert_undisturbed_bits().await;
+    }
+
     /// Starts a coordinator and one agent with `ranks` ranks, waits for the end of the job, and returns its final
     /// state.
     pub async fn run_to_the_end(&mut self, ranks: u32) -> Vec<(String, Vec<f32>)> {
@@ -473,6 +495,20 @@ impl Cluster {
     #[must_use]
     pub fn newest_epoch(&self) -> (u64, Vec<(String, Vec<f32>)>) {
         self.read_store(newest_epoch)
+    }
+
+    /// The names and shapes of the tensors that `baton checkpoint export` writes of the newest checkpoint.
+    #[must_use]
+    pub fn exported(&self) -> BTreeMap<String, Vec<usize>> {
+        let path = self.run_dir().join("exported.safetensors");
+        let mut export = std::process::Command::new(binary("baton"));
+        export.args(["checkpoint", "export", "--out"]).arg(&path);
+        let output = export.arg("--run-dir").arg(self.run_dir()).output().expect("baton");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let bytes = fs::read(path).expect("the export");
+        let tensors = SafeTensors::deserialize(&bytes).expect("safetensors");
+        let tensors = tensors.tensors().into_iter();
+        tensors.map(|(name, tensor)| (name, tensor.shape().to_vec())).collect()
     }
 
     fn read_store<T: Send>(&self, read: impl FnOnce(&Store) -> T + Send) -> T {

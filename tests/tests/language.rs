@@ -5,14 +5,11 @@
 #[path = "../../crates/language/tests/kit/mod.rs"]
 mod models;
 
-use std::{fs, path::Path, process::Command};
-
 use baton_data::write::TextWriter;
 use baton_job::exit;
 use baton_proto::v1::watch_events_response::Kind;
-use baton_tests::{Cluster, binary, kill};
+use baton_tests::Cluster;
 use models::{VOCABULARY, config_of, write_model};
-use serde_json::Value;
 use tempfile::TempDir;
 
 /// A model, and texts of 3 to 16 tokens in which each token follows from the one before.
@@ -63,26 +60,6 @@ impl Files {
     }
 }
 
-/// The names and shapes of the tensors that `baton checkpoint export` writes.
-fn exported(cluster: &Cluster) -> Vec<(String, Value)> {
-    let path = cluster.run_dir().join("exported.safetensors");
-    let mut export = Command::new(binary("baton"));
-    export.args(["checkpoint", "export", "--out"]).arg(&path);
-    let output = export.arg("--run-dir").arg(cluster.run_dir()).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    header(&path)
-}
-
-fn header(path: &Path) -> Vec<(String, Value)> {
-    let bytes = fs::read(path).unwrap();
-    let (len, rest) = bytes.split_first_chunk().unwrap();
-    let header = &rest[..u64::from_le_bytes(*len) as usize];
-    let header: Value = serde_json::from_slice(header).unwrap();
-    let tensors = header.as_object().unwrap().iter();
-    let tensors = tensors.filter(|(name, _)| *name != "__metadata__");
-    tensors.map(|(name, tensor)| (name.clone(), tensor["shape"].clone())).collect()
-}
-
 #[tokio::test]
 async fn adapters_end_with_the_same_bits_on_any_number_of_ranks() {
     let files = Files::new();
@@ -108,36 +85,21 @@ async fn adapters_end_with_the_same_bits_on_any_number_of_ranks() {
         loss.and_then(|loss| loss.parse().ok()).expect(message)
     };
     assert!(loss(&last) < 0.95 * loss(&first), "{first}; {last}");
-    let exported = exported(&cluster);
+    let exported = cluster.exported();
     assert_eq!(
         exported.len(),
         2 * 7 * 2,
         "two matrices for each of seven linear layers in two layers"
     );
     let name = "base_model.model.model.layers.1.mlp.down_proj.lora_A.weight";
-    assert!(exported.contains(&(name.to_owned(), serde_json::json!([4, 40]))), "{exported:?}");
+    assert_eq!(exported.get(name), Some(&vec![4, 40]), "{exported:?}");
 }
 
 #[tokio::test]
 async fn adapters_continue_within_an_epoch_of_packed_texts_with_the_same_bits() {
     let files = Files::new();
-    let mut cluster = files.train(Cluster::endless()).set("checkpoint.every_steps=2");
-    cluster.start_coordinator(&[]).await;
-    cluster.start_agent("node", 2);
-    let mut events = cluster.events().await;
-    events.saved_at(2).await;
-    kill(cluster.rank_pids(0)[1]);
-    events.next_of(Kind::RankFailed).await;
-    events.next_of(Kind::TrainingStarted).await;
-    events.saved_at(10).await;
-    cluster.end().await;
-    cluster.start_coordinator(&[]).await;
-    cluster.start_agent("another", 1);
-    let mut events = cluster.new_events().await;
-    events.saved_at(16).await;
-    cluster.end().await;
-
-    cluster.assert_undisturbed_bits().await;
+    let cluster = files.train(Cluster::endless()).set("checkpoint.every_steps=2");
+    cluster.assert_same_bits_through_a_kill_and_with_other_ranks([2, 10, 16]).await;
 }
 
 #[tokio::test]

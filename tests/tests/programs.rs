@@ -45,22 +45,6 @@ const STATE_DICT: [&str; 12] = [
     "second.weight",
 ];
 
-/// Names of the tensors that `baton checkpoint export` writes.
-fn exported_names(cluster: &Cluster) -> Vec<String> {
-    let path = cluster.run_dir().join("exported.safetensors");
-    let mut export = Command::new(binary("baton"));
-    export.args(["checkpoint", "export", "--out"]).arg(&path);
-    let output = export.arg("--run-dir").arg(cluster.run_dir()).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let bytes = fs::read(path).unwrap();
-    let (len, rest) = bytes.split_first_chunk().unwrap();
-    let header = &rest[..u64::from_le_bytes(*len) as usize];
-    let header: serde_json::Value = serde_json::from_slice(header).unwrap();
-    let mut names: Vec<String> = header.as_object().unwrap().keys().cloned().collect();
-    names.sort();
-    names
-}
-
 #[tokio::test]
 async fn a_program_ends_with_the_same_bits_on_any_number_of_ranks() {
     let short = || program(Cluster::new()).set("train.epochs=15");
@@ -79,30 +63,16 @@ async fn a_program_ends_with_the_same_bits_on_any_number_of_ranks() {
     assert!(cluster.newest_state() == one, "2 ranks differ from one");
     let top1 = evaluated.split("top-1 ").nth(1).and_then(|rest| rest.split(' ').next());
     let top1: f64 = top1.and_then(|percent| percent.parse().ok()).expect(&evaluated);
-    assert_eq!(exported_names(&cluster), STATE_DICT, "as load_state_dict(strict=True) wants them");
+    let exported: Vec<String> = cluster.exported().into_keys().collect();
+    assert_eq!(exported, STATE_DICT, "as load_state_dict(strict=True) wants them");
     // Of ten classes; the network averages all pixels.
     assert!(top1 > 20.0, "{evaluated}");
 }
 
 #[tokio::test]
 async fn a_program_continues_after_kills_and_with_other_ranks_with_the_same_bits() {
-    let mut cluster = program(Cluster::endless()).set("checkpoint.every_steps=20");
-    cluster.start_coordinator(&[]).await;
-    cluster.start_agent("node", 2);
-    let mut events = cluster.events().await;
-    events.saved_at(20).await;
-    kill(cluster.rank_pids(0)[1]);
-    events.next_of(Kind::RankFailed).await;
-    events.next_of(Kind::TrainingStarted).await;
-    events.saved_at(60).await;
-    cluster.end().await;
-    cluster.start_coordinator(&[]).await;
-    cluster.start_agent("another", 1);
-    let mut events = cluster.new_events().await;
-    events.saved_at(100).await;
-    cluster.end().await;
-
-    cluster.assert_undisturbed_bits().await;
+    let cluster = program(Cluster::endless()).set("checkpoint.every_steps=20");
+    cluster.assert_same_bits_through_a_kill_and_with_other_ranks([20, 60, 100]).await;
 }
 
 #[tokio::test]

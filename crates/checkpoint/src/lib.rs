@@ -30,7 +30,6 @@ mod evaluation;
 pub mod export;
 mod fence;
 mod file;
-mod float;
 mod folder;
 mod frozen;
 mod layout;
@@ -48,13 +47,14 @@ mod values;
 mod verify;
 mod weights_file;
 
+pub use baton_model::Float;
+
 pub use access::BucketAccess;
 pub use copy::CopyResult;
 pub use difference::{ComparedItem, Comparison, Difference, ValueDifference};
 pub use digest::StateDigest;
 pub use error::{Error, NewerVersion, WRITTEN_BY_NEWER, is_full_disk};
 pub use fence::Claimant;
-pub use float::Float;
 pub use frozen::FrozenEntry;
 pub use layout::{ALIGNMENT, FlatRegion, LayoutMapping, MovedRange, StateLayout};
 pub use manifest::{Manifest, RegionInfo, ShardEntry, TensorInfo, VERSION};

@@ -90,7 +90,9 @@ impl Store {
             let (file, slice) = self.frozen_slice(manifest, frozen)?;
             let mut values = Vec::with_capacity(frozen.len);
             self.read_present(&file, slice.bytes, &mut |block| {
-                with_values(block, |words| values.extend(frozen.float.decode(words)));
+                with_values(block, |words| {
+                    values.extend(frozen.float.decode(bytemuck::cast_slice(words)))
+                });
             })?;
             return Ok(values);
         }

@@ -126,7 +126,7 @@ pub(crate) struct ExportedWeights {
     /// Number of steps made.
     pub(crate) step: u64,
     /// `f32`, `f16` or `bf16`.
-    pub(crate) dtype: String,
+    pub(crate) dtype: &'static str,
     /// Whether the weights are the averaged ones.
     pub(crate) averaged: bool,
     /// Size of the file, or of all files of the folder.
@@ -147,7 +147,7 @@ pub(crate) struct MergedModel {
     /// Number of steps made.
     pub(crate) step: u64,
     /// `same`, `f32`, `f16` or `bf16`.
-    pub(crate) dtype: String,
+    pub(crate) dtype: &'static str,
     /// Whether the trained weights are the averaged ones.
     pub(crate) averaged: bool,
     /// Whether an adapter was merged; otherwise all weights are the checkpoint's.
@@ -166,7 +166,7 @@ pub(crate) struct ImportedModel {
     /// Number of weights.
     pub(crate) parameters: u64,
     /// `f32`, `f16` or `bf16`.
-    pub(crate) dtype: String,
+    pub(crate) dtype: &'static str,
     /// Size of the weights.
     pub(crate) bytes: u64,
     /// Number of tokens of the vocabulary: one more than the largest id.

@@ -2,7 +2,7 @@
 
 use baton_recipe::{JobSpec, spec::Order};
 
-use crate::{Dataset, Error, InputType, packing::Packing};
+use crate::{Dataset, Error, InputType, TextSize, packing::Packing};
 
 /// The items of a training set: samples, or sequences of several texts.
 #[derive(Debug, Default)]
@@ -19,27 +19,24 @@ impl Items {
     /// # Errors
     /// A text is longer than a sequence.
     pub fn new(spec: &JobSpec, location: &str, set: &Dataset) -> Result<Self, Error> {
-        if *set.input_type() != InputType::Tokens {
+        let sizes = checked_sizes(spec, location, set)?;
+        if sizes.is_empty() {
             return Ok(Self::default());
-        }
-        let sizes = set.text_sizes()?;
-        let sequence = spec.data.sequence;
-        let too_long = sizes.iter().filter(|size| size.tokens > sequence).count();
-        if let Some(longest) = sizes.iter().map(|size| size.tokens).max().filter(|_| too_long > 0) {
-            return Err(Error::Source {
-                source_text: location.to_owned(),
-                problem: format!(
-                    "{too_long} texts have more than data.sequence = {sequence} tokens, the longest {longest}: raise \
-                     data.sequence, or cut them with `baton data tokenize --sequence {sequence}`"
-                ),
-            });
         }
         let lengths: Vec<u32> = sizes.iter().map(|size| size.tokens).collect();
         let seed = (spec.data.order != Order::Sequential).then_some(spec.seed);
         Ok(Self {
-            packing: spec.data.packing.then(|| Packing::new(&lengths, sequence, seed)),
+            packing: spec.data.packing.then(|| Packing::new(&lengths, spec.data.sequence, seed)),
             predicted: sizes.iter().map(|size| size.predicted).collect(),
         })
+    }
+
+    /// Checks a set that is only evaluated: longer texts might be beyond the model's positions.
+    ///
+    /// # Errors
+    /// A text is longer than a sequence.
+    pub fn check(spec: &JobSpec, location: &str, set: &Dataset) -> Result<(), Error> {
+        checked_sizes(spec, location, set).map(|_| ())
     }
 
     /// Whether an item is not a single sample.
@@ -74,5 +71,25 @@ impl Items {
         let samples = items.flat_map(|item| self.samples(epoch, item));
         let predicted = |sample: u64| self.predicted.get(sample as usize).copied();
         samples.map(|sample| u64::from(predicted(sample).unwrap_or_default())).sum()
+    }
+}
+
+/// The sizes of all texts of a set, none of which is longer than a sequence; empty if the samples are not texts.
+fn checked_sizes(spec: &JobSpec, location: &str, set: &Dataset) -> Result<Vec<TextSize>, Error> {
+    if *set.input_type() != InputType::Tokens {
+        return Ok(Vec::new());
+    }
+    let sizes = set.text_sizes()?;
+    let sequence = spec.data.sequence;
+    let too_long = sizes.iter().filter(|size| size.tokens > sequence).count();
+    match sizes.iter().map(|size| size.tokens).max() {
+        Some(longest) if longest > sequence => Err(Error::Source {
+            source_text: location.to_owned(),
+            problem: format!(
+                "{too_long} texts have more than data.sequence = {sequence} tokens, the longest {longest}: raise \
+                 data.sequence, or cut them with `baton data tokenize --sequence {sequence}`"
+            ),
+        }),
+        _ => Ok(sizes),
     }
 }

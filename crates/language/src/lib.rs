@@ -22,14 +22,12 @@
 pub mod adapter;
 pub mod config;
 pub mod decoder;
-
 pub mod gguf;
 pub mod merge;
 pub mod model;
 pub mod output;
 pub mod peft;
 pub mod source;
-mod values;
 
 use std::{
     io,
@@ -42,7 +40,7 @@ pub use self::{
     gguf::{GgufFile, GgufModel},
     model::LanguageModel,
     output::NewFolder,
-    source::{StoredKind, WeightSource},
+    source::WeightSource,
 };
 
 /// A model that cannot be read, trained or written.

@@ -2,13 +2,14 @@
 
 use std::{collections::HashSet, path::Path};
 
+use baton_model::Float;
 use serde_json::Value;
 
 use crate::{
-    Error, LanguageModel, StoredKind,
+    Error, LanguageModel,
     adapter::PEFT_PREFIX,
     decoder::layer_prefix,
-    model::CONFIG,
+    model::{CONFIG, torch_name},
     output::{NewFolder, NewTensor},
 };
 
@@ -38,11 +39,11 @@ pub struct Merge<'a> {
 }
 
 impl<'a> Merge<'a> {
-    /// Plans the folder, with all tensors in the format `kind`, or each in that of the model's files.
+    /// Plans the folder, with all tensors in the format `float`, or each in that of the model's files.
     #[must_use]
-    pub fn new(model: &'a LanguageModel, kind: Option<StoredKind>) -> Self {
+    pub fn new(model: &'a LanguageModel, float: Option<Float>) -> Self {
         let tensors = model.decoder.tensors().into_iter().map(|tensor| NewTensor {
-            kind: kind.or(model.source.kind(&tensor.name)).unwrap_or(StoredKind::F32),
+            float: float.or(model.source.float(&tensor.name)).unwrap_or_default(),
             name: tensor.name,
             shape: tensor.shape,
         });
@@ -80,9 +81,9 @@ impl<'a> Merge<'a> {
     /// `config.json` with the number format of the new files.
     fn config(&self, from: &Path) -> Result<String, Error> {
         let text = &self.model.config;
-        let mut kinds = self.tensors.iter().map(|tensor| tensor.kind);
-        let first = kinds.next().unwrap_or(StoredKind::F32);
-        if kinds.any(|kind| kind != first) {
+        let mut floats = self.tensors.iter().map(|tensor| tensor.float);
+        let first = floats.next().unwrap_or_default();
+        if floats.any(|float| float != first) {
             return Ok(text.clone());
         }
         let mut config: Value = serde_json::from_str(text).map_err(|error| {
@@ -90,7 +91,7 @@ impl<'a> Merge<'a> {
         })?;
         // transformers 5 calls it `dtype`.
         let key = if config.get("dtype").is_some() { "dtype" } else { "torch_dtype" };
-        let name = Value::from(first.torch_name());
+        let name = Value::from(torch_name(first));
         if config.get(key) == Some(&name) {
             return Ok(text.clone());
         }
@@ -115,8 +116,8 @@ impl<'a> Merge<'a> {
         let Some(adapter) = &self.model.adapter else {
             return trained(&tensor.name, tensor.values());
         };
-        let (kind, bytes) = self.model.source.read(&tensor.name)?;
-        let mut weight = kind.decode(&bytes);
+        let (float, bytes) = self.model.source.read(&tensor.name)?;
+        let mut weight = float.decode(&bytes);
         let path = tensor.name.strip_suffix(".weight");
         let Some(path) = path.filter(|path| self.adapted.contains(*path)) else {
             return Ok(weight);

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use baton_model::NetworkDescription;
+use baton_model::{Float, NetworkDescription};
 use baton_recipe::{JobSpec, spec::BaseFormat};
 
 use crate::{
@@ -87,4 +87,13 @@ pub fn read_decoder(folder: &Path) -> Result<(String, DecoderModel), Error> {
     let text = read_text(&path)?;
     let decoder = config::read(&text).map_err(|problem| Error::new(&path, problem))?;
     Ok((text, decoder))
+}
+
+/// Name of a number format in `config.json`, e.g. `bfloat16`.
+pub(crate) fn torch_name(float: Float) -> &'static str {
+    match float {
+        Float::F32 => "float32",
+        Float::F16 => "float16",
+        Float::Bf16 => "bfloat16",
+    }
 }

@@ -7,11 +7,12 @@ use std::{
     path::{Path, PathBuf, absolute},
 };
 
+use baton_model::Float;
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
 use crate::{
-    Error, StoredKind,
+    Error,
     source::{INDEX, SINGLE},
 };
 
@@ -169,10 +170,10 @@ impl NewFolder {
         file.write_all(&header(tensors)).map_err(failure)?;
         for tensor in tensors {
             let values = read(tensor)?;
-            let bytes = tensor.kind.encode(&values).map_err(|value| {
-                let (path, kind) = (self.target.join(name), tensor.kind.safetensors_name());
+            let bytes = tensor.float.encode(&values).map_err(|value| {
+                let (path, dtype) = (self.target.join(name), tensor.float.dtype());
                 let problem = format!(
-                    "cannot be written: {value} in {} is too large for {kind}: choose --dtype bf16 or f32",
+                    "cannot be written: {value} in {} is too large for {dtype:?}: choose --dtype bf16 or f32",
                     tensor.name
                 );
                 Error::new(&path, problem)
@@ -196,7 +197,7 @@ pub struct NewTensor {
     /// Shape.
     pub shape: Vec<u64>,
     /// Number format.
-    pub kind: StoredKind,
+    pub float: Float,
 }
 
 impl NewTensor {
@@ -209,7 +210,7 @@ impl NewTensor {
     /// Size, bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.values().saturating_mul(self.kind.bytes())
+        self.values().saturating_mul(self.float.bytes() as u64)
     }
 }
 
@@ -250,7 +251,7 @@ fn header(tensors: &[NewTensor]) -> Vec<u8> {
         let start = end;
         end += tensor.bytes();
         let entry = json!({
-            "dtype": tensor.kind.safetensors_name(), "shape": tensor.shape, "data_offsets": [start, end],
+            "dtype": tensor.float.dtype(), "shape": tensor.shape, "data_offsets": [start, end],
         });
         map.insert(tensor.name.clone(), entry);
     }

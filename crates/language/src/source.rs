@@ -4,38 +4,17 @@
 
 use std::{
     collections::BTreeMap,
-    fs::File,
+    fs::{self, File},
     io::{self, Read},
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
 };
 
+use baton_model::Float;
 use safetensors::{Dtype, tensor::Metadata};
 use serde_json::Value;
 
 use crate::{Error, decoder::BaseTensor};
-
-/// Number format of a stored tensor.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum StoredKind {
-    /// IEEE single precision.
-    F32,
-    /// IEEE half precision.
-    F16,
-    /// bfloat16.
-    Bf16,
-}
-
-impl StoredKind {
-    /// Bytes of a value.
-    #[must_use]
-    pub fn bytes(self) -> u64 {
-        match self {
-            Self::F32 => 4,
-            Self::F16 | Self::Bf16 => 2,
-        }
-    }
-}
 
 /// The tensors of a model's files.
 #[derive(Debug)]
@@ -50,7 +29,7 @@ struct WeightLocation {
     file: usize,
     start: u64,
     len: u64,
-    kind: Dtype,
+    dtype: Dtype,
     shape: Vec<u64>,
 }
 
@@ -79,18 +58,11 @@ impl WeightSource {
 
     fn add(&mut self, path: &Path) -> Result<(), Error> {
         let fail = |problem: String| Error::new(path, problem);
-        let file = File::open(path).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => {
-                fail("does not exist: download all files of the model again".to_owned())
-            }
-            _ => fail(format!("cannot be opened: {error}")),
-        })?;
-        let (header, start) = header(&file).map_err(&fail)?;
+        let (file, bytes) = open_file(path, "download all files of the model again")?;
+        let (header, start) = header(&file, bytes).map_err(&fail)?;
         let metadata: Metadata = serde_json::from_slice(&header)
             .map_err(|error| fail(format!("is not a valid safetensors file: {error}")))?;
         let number = self.files.len();
-        let bytes =
-            file.metadata().map_err(|error| fail(format!("cannot be read: {error}")))?.len();
         for (name, info) in metadata.tensors() {
             let (from, to) = (info.data_offsets.0 as u64, info.data_offsets.1 as u64);
             if to < from || start.checked_add(to).is_none_or(|end| end > bytes) {
@@ -103,7 +75,7 @@ impl WeightSource {
                 file: number,
                 start: start + from,
                 len: to - from,
-                kind: info.dtype,
+                dtype: info.dtype,
                 shape,
             };
             self.tensors.insert(name, location);
@@ -120,14 +92,8 @@ impl WeightSource {
 
     /// Number format of a tensor; `None` if there is no such tensor, or its format is not supported.
     #[must_use]
-    pub fn kind(&self, name: &str) -> Option<StoredKind> {
-        self.tensors.get(name)?.stored_kind()
-    }
-
-    /// Whether there is a tensor of this name.
-    #[must_use]
-    pub fn has(&self, name: &str) -> bool {
-        self.tensors.contains_key(name)
+    pub fn float(&self, name: &str) -> Option<Float> {
+        self.tensors.get(name)?.float()
     }
 
     /// Checks that the files have all tensors that a model needs, in these shapes.
@@ -154,15 +120,15 @@ impl WeightSource {
                     ),
                 ));
             }
-            let kind = location.stored_kind().ok_or_else(|| {
-                let what = location.kind;
+            let float = location.float().ok_or_else(|| {
+                let dtype = location.dtype;
                 Error::new(
                     path,
-                    format!("has {name} as {what:?}: only F32, F16 and BF16 are supported"),
+                    format!("has {name} as {dtype:?}: only F32, F16 and BF16 are supported"),
                 )
             })?;
             let values = shape.iter().product::<u64>();
-            if values.checked_mul(kind.bytes()) != Some(location.len) {
+            if values.checked_mul(float.bytes() as u64) != Some(location.len) {
                 return Err(Error::new(
                     path,
                     format!("has {name} with a length that does not fit its shape"),
@@ -176,15 +142,15 @@ impl WeightSource {
     ///
     /// # Errors
     /// There is no such tensor, or the file cannot be read.
-    pub fn read(&self, name: &str) -> Result<(StoredKind, Vec<u8>), Error> {
+    pub fn read(&self, name: &str) -> Result<(Float, Vec<u8>), Error> {
         let missing = || Error::new(&self.folder, format!("has no tensor {name}"));
         let location = self.tensors.get(name).ok_or_else(missing)?;
-        let kind = location.stored_kind().ok_or_else(missing)?;
+        let float = location.float().ok_or_else(missing)?;
         let (path, file) = &self.files[location.file];
         let mut bytes = vec![0; location.len as usize];
         file.read_exact_at(&mut bytes, location.start)
             .map_err(|error| Error::new(path, format!("cannot be read: {error}")))?;
-        Ok((kind, bytes))
+        Ok((float, bytes))
     }
 
     /// Adds the content of all files to a digest.
@@ -211,18 +177,13 @@ impl WeightSource {
 }
 
 impl WeightLocation {
-    fn stored_kind(&self) -> Option<StoredKind> {
-        match self.kind {
-            Dtype::F32 => Some(StoredKind::F32),
-            Dtype::F16 => Some(StoredKind::F16),
-            Dtype::BF16 => Some(StoredKind::Bf16),
-            _ => None,
-        }
+    fn float(&self) -> Option<Float> {
+        Float::of_dtype(self.dtype)
     }
 }
 
-/// The header of a safetensors file, as JSON, and the position of the data.
-fn header(file: &File) -> Result<(Vec<u8>, u64), String> {
+/// The header of a safetensors file of this size, as JSON, and the position of the data.
+fn header(file: &File, bytes: u64) -> Result<(Vec<u8>, u64), String> {
     let mut length = [0; 8];
     let read = |buffer: &mut [u8], position| {
         file.read_exact_at(buffer, position)
@@ -230,7 +191,6 @@ fn header(file: &File) -> Result<(Vec<u8>, u64), String> {
     };
     read(&mut length, 0)?;
     let header = u64::from_le_bytes(length);
-    let bytes = file.metadata().map_err(|error| format!("cannot be read: {error}"))?.len();
     if header > MAX_TEXT_BYTES || header.saturating_add(8) > bytes {
         return Err("is not a valid safetensors file: its header is too long".to_owned());
     }
@@ -260,16 +220,22 @@ fn files_of_index(path: &Path) -> Result<Vec<String>, Error> {
 
 /// Reads a text file of a model.
 pub(crate) fn read_text(path: &Path) -> Result<String, Error> {
-    let fail = |problem: String| Error::new(path, problem);
-    let file = File::open(path).map_err(|error| match error.kind() {
-        io::ErrorKind::NotFound => fail("does not exist: name the folder of a model".to_owned()),
-        _ => fail(format!("cannot be opened: {error}")),
-    })?;
-    if !file.metadata().is_ok_and(|metadata| metadata.is_file()) {
-        return Err(fail("is not a regular file".to_owned()));
-    }
+    let (file, _) = open_file(path, "name the folder of a model")?;
     let mut text = String::new();
     let read = file.take(MAX_TEXT_BYTES).read_to_string(&mut text);
-    read.map_err(|error| fail(format!("cannot be read: {error}")))?;
+    read.map_err(|error| Error::new(path, format!("cannot be read: {error}")))?;
     Ok(text)
+}
+
+/// Opens a file that is not a folder, pipe or device, of which some would block, and returns its size.
+pub(crate) fn open_file(path: &Path, if_missing: &str) -> Result<(File, u64), Error> {
+    let fail = |error: io::Error| match error.kind() {
+        io::ErrorKind::NotFound => Error::new(path, format!("does not exist: {if_missing}")),
+        _ => Error::new(path, format!("cannot be opened: {error}")),
+    };
+    let metadata = fs::metadata(path).map_err(fail)?;
+    if !metadata.is_file() {
+        return Err(Error::new(path, "is not a regular file"));
+    }
+    Ok((File::open(path).map_err(fail)?, metadata.len()))
 }

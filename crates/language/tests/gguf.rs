@@ -6,9 +6,10 @@ mod kit;
 use std::{fs, path::Path};
 
 use baton_language::{
-    GgufFile, GgufModel, NewFolder, RopeScaling, StoredKind, WeightSource, model::read_decoder,
+    GgufFile, GgufModel, NewFolder, RopeScaling, WeightSource, model::read_decoder,
     output::MAX_FILE_BYTES,
 };
+use baton_model::Float;
 use kit::gguf::{GgufWriter, small_model};
 
 /// A number for each name and position, exact in all formats of 16 bits.
@@ -17,7 +18,7 @@ fn value(name: &str, index: usize) -> f32 {
     ((seed * 31 + index * 7) % 61) as f32 - 30.0
 }
 
-fn import(file: &Path, to: &Path, kind: StoredKind) -> Result<(), String> {
+fn import(file: &Path, to: &Path, kind: Float) -> Result<(), String> {
     let file = GgufFile::open(file).map_err(|error| error.to_string())?;
     let model = GgufModel::new(&file, kind).map_err(|error| error.to_string())?;
     let folder = NewFolder::create(to).unwrap();
@@ -30,7 +31,7 @@ fn refused(bytes: &[u8]) -> String {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("model.gguf");
     fs::write(&path, bytes).unwrap();
-    import(&path, &folder.path().join("hf"), StoredKind::F32).unwrap_err()
+    import(&path, &folder.path().join("hf"), Float::F32).unwrap_err()
 }
 
 fn values(folder: &Path, name: &str) -> Vec<f32> {
@@ -51,7 +52,7 @@ fn every_architecture_becomes_a_folder_with_all_tensors_of_its_family() {
         let folder = tempfile::tempdir().unwrap();
         let (path, to) = (folder.path().join("model.gguf"), folder.path().join("hf"));
         small_model(architecture, value).write(&path);
-        import(&path, &to, StoredKind::Bf16).unwrap();
+        import(&path, &to, Float::Bf16).unwrap();
         let (text, decoder) = read_decoder(&to).unwrap();
         assert_eq!((decoder.family.as_str(), decoder.ties_head), (family, true));
         assert_eq!((decoder.norm_eps, decoder.head_dim, decoder.max_positions), (1e-5, 4, 128));
@@ -79,7 +80,7 @@ fn rows_of_queries_and_keys_get_the_order_of_transformers_back() {
         let (path, to) = (folder.path().join("model.gguf"), folder.path().join(architecture));
         // Each value is the number of its row.
         small_model(architecture, |_, index| (index / 8) as f32).write(&path);
-        import(&path, &to, StoredKind::F32).unwrap();
+        import(&path, &to, Float::F32).unwrap();
         for (name, heads) in [("q_proj", 4), ("k_proj", 2)] {
             let rows: Vec<f32> = values(&to, &format!("model.layers.0.self_attn.{name}.weight"))
                 .chunks_exact(8)
@@ -136,7 +137,7 @@ fn positions_of_llama_3_are_found_in_its_factors() {
     let folder = tempfile::tempdir().unwrap();
     let (path, to) = (folder.path().join("model.gguf"), folder.path().join("hf"));
     writer.write(&path);
-    import(&path, &to, StoredKind::F32).unwrap();
+    import(&path, &to, Float::F32).unwrap();
     let decoder = read_decoder(&to).unwrap().1;
     let expected = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192.0 };
     assert_eq!((decoder.layers[0].rope.scaling, decoder.ties_head), (expected, false));
@@ -186,7 +187,7 @@ fn damaged_files_are_refused_whatever_is_damaged() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.gguf");
         fs::write(&path, with(at, 0xff)).unwrap();
-        let _ = import(&path, &folder.path().join("hf"), StoredKind::F32);
+        let _ = import(&path, &folder.path().join("hf"), Float::F32);
     }
     let folder = tempfile::tempdir().unwrap();
     assert!(GgufFile::open(folder.path()).unwrap_err().to_string().contains("not a regular file"));

@@ -3,13 +3,13 @@
 
 mod kit;
 
-use std::{fs, path::Path};
+use std::{fs, path::Path, process::Command};
 
 use baton_language::{
     Activation, AdapterLayout, DecoderModel, LanguageModel, LinearKind, NormScale, RopeScaling,
-    StoredKind, WeightSource, adapter::describe_whole, config, decoder::FINAL_NORM,
+    WeightSource, adapter::describe_whole, config, decoder::FINAL_NORM,
 };
-use baton_model::Init;
+use baton_model::{Float, Init};
 use baton_recipe::{
     JobSpec,
     spec::{Adapter, BaseFormat},
@@ -170,7 +170,7 @@ fn a_model_in_several_files_is_the_same_as_in_one() {
     for tensor in decoder.tensors() {
         let read = one.source.read(&tensor.name).unwrap();
         assert_eq!(read, two.source.read(&tensor.name).unwrap());
-        assert_eq!(read.0, StoredKind::F32);
+        assert_eq!(read.0, Float::F32);
     }
     assert_ne!(one.digest().unwrap(), two.digest().unwrap(), "of the files");
 
@@ -212,6 +212,21 @@ fn files_that_do_not_fit_their_description_are_refused() {
     fs::write(folder.join("config.json"), wider).unwrap();
     let expected = "has model.layers.0.mlp.gate_proj.weight of shape [40, 24], but config.json requires [41, 24]";
     assert!(error(&spec).contains(expected), "{}", error(&spec));
+}
+
+#[test]
+fn nothing_waits_for_a_pipe() {
+    let folder = tempfile::tempdir().unwrap();
+    let spec = recipe(folder.path(), &[]);
+    for name in ["config.json", "model.safetensors"] {
+        write_model(folder.path(), &config_of("llama"), 1);
+        let file = folder.path().join(name);
+        fs::remove_file(&file).unwrap();
+        assert!(Command::new("mkfifo").arg(&file).status().unwrap().success());
+        let error = LanguageModel::of_recipe(&spec).unwrap_err().to_string();
+        assert!(error.ends_with(&format!("{name} is not a regular file")), "{error}");
+        fs::remove_file(&file).unwrap();
+    }
 }
 
 #[test]

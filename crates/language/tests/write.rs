@@ -6,9 +6,10 @@ mod kit;
 use std::{collections::BTreeMap, fs, path::Path};
 
 use baton_language::{
-    LanguageModel, NewFolder, StoredKind, WeightSource, merge::Merge, output::MAX_FILE_BYTES,
+    LanguageModel, NewFolder, WeightSource, merge::Merge, output::MAX_FILE_BYTES,
     peft::adapter_config,
 };
+use baton_model::Float;
 use baton_recipe::JobSpec;
 use kit::{config_of, write_model};
 use serde_json::{Value, json};
@@ -90,7 +91,7 @@ fn whole_weights_are_divided_into_files_and_rounded_as_asked() {
     let model = LanguageModel::of_recipe(&recipe(&base, "")).unwrap();
     let trained = trained(&model);
     let new = NewFolder::create(&to).unwrap();
-    let merge = Merge::new(&model, Some(StoredKind::Bf16));
+    let merge = Merge::new(&model, Some(Float::Bf16));
     merge.write(&new, 4_000, &mut |name| trained.get(name).cloned(), &mut |_| {}).unwrap();
     new.finish().unwrap();
     let index = fs::read_to_string(to.join("model.safetensors.index.json")).unwrap();
@@ -104,7 +105,7 @@ fn whole_weights_are_divided_into_files_and_rounded_as_asked() {
         .collect();
     assert!(sizes.len() > 3 && sizes.iter().all(|size| *size < 5_000), "{sizes:?}");
     let merged = LanguageModel::of_recipe(&recipe(&to, "")).unwrap();
-    assert_eq!(merged.source.kind("model.norm.weight"), Some(StoredKind::Bf16));
+    assert_eq!(merged.source.float("model.norm.weight"), Some(Float::Bf16));
     assert_eq!(values(&merged.source, "model.norm.weight"), trained["model.norm.weight"]);
     let config = fs::read_to_string(to.join("config.json")).unwrap();
     assert_eq!(serde_json::from_str::<Value>(&config).unwrap()["torch_dtype"], "bfloat16");
@@ -132,7 +133,7 @@ fn what_cannot_be_merged_leaves_no_folder_behind() {
     );
     let values = trained(&model);
     let mut huge = |name: &str| Some(values[name].iter().map(|value| value * 1e3).collect());
-    let error = merge(Some(StoredKind::F16), &mut huge);
+    let error = merge(Some(Float::F16), &mut huge);
     assert!(error.contains("is too large for F16: choose --dtype bf16 or f32"), "{error}");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 }

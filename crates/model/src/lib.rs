@@ -9,10 +9,12 @@
 //! | [`layer`] | the layers of networks |
 //! | [`builder`] | builder for a network description |
 //! | [`size`] | the sizes of activations |
+//! | [`float`] | number formats of stored weights |
 
 #![forbid(unsafe_code)]
 
 pub mod builder;
+pub mod float;
 pub mod layer;
 pub mod models;
 pub mod size;
@@ -21,6 +23,7 @@ use std::ops::Range;
 
 pub use self::{
     builder::Builder,
+    float::Float,
     layer::{ConvNorm, Layer, Linear},
     models::{Arch, InputKind},
     size::{InputShape, Size},

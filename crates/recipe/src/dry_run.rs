@@ -87,15 +87,10 @@ impl DryRun {
         if !violations.is_empty() {
             return Err(violations);
         }
-        if let Schedule::WarmupCosine { warmup_steps, .. }
-        | Schedule::WarmupLinear { warmup_steps, .. } = spec.schedule
-            && warmup_steps >= plan.total_steps()
-        {
-            violations.push(Violation {
-                field: "schedule.warmup_steps".into(),
-                value: warmup_steps.to_string(),
-                rule: format!("must be below the {} steps of the run", plan.total_steps()),
-            });
+        if schedule::warmup(&spec.schedule, &plan) >= f64::from(plan.epochs) {
+            let (field, value) = warmup_setting(&spec.schedule);
+            let rule = format!("must be below the {} steps of the run", plan.total_steps());
+            violations.push(Violation { field: field.into(), value, rule });
             return Err(violations);
         }
         let rates = RunRates { spec, plan: &plan };
@@ -148,20 +143,11 @@ impl DryRun {
             }
             schedule => {
                 let plan = TrainingPlan::new(spec, self.samples);
-                let warmup = schedule::warmup(schedule, &plan);
-                let rule = format!("is more than half of train.epochs = {epochs}");
-                match schedule {
-                    Schedule::WarmupCosine { warmup_steps: steps @ 1.., .. }
-                    | Schedule::WarmupLinear { warmup_steps: steps @ 1.., .. }
-                        if warmup > epochs / 2.0 =>
-                    {
-                        let rule = format!("is more than half of the {} steps", self.steps);
-                        warn("schedule.warmup_steps", steps.to_string(), rule);
-                    }
-                    _ if warmup > epochs / 2.0 => {
-                        warn("schedule.warmup_epochs", warmup.to_string(), rule);
-                    }
-                    _ => {}
+                if schedule::warmup(schedule, &plan) > epochs / 2.0 {
+                    let (field, value) = warmup_setting(schedule);
+                    let steps = self.steps;
+                    let rule = format!("is more than half of the {epochs} epochs, {steps} steps");
+                    warn(field, value, rule);
                 }
             }
         }
@@ -228,6 +214,22 @@ pub fn unusable_batches(spec: &JobSpec, samples: u64) -> Vec<Violation> {
         }
     }
     violations
+}
+
+/// The setting of the length of the warm-up, and its value.
+fn warmup_setting(schedule: &Schedule) -> (&'static str, String) {
+    match schedule {
+        Schedule::WarmupCosine { warmup_steps: steps @ 1.., .. }
+        | Schedule::WarmupLinear { warmup_steps: steps @ 1.., .. } => {
+            ("schedule.warmup_steps", steps.to_string())
+        }
+        Schedule::WarmupCosine { warmup_epochs, .. }
+        | Schedule::WarmupLinear { warmup_epochs, .. }
+        | Schedule::Step { warmup_epochs, .. } => {
+            ("schedule.warmup_epochs", warmup_epochs.to_string())
+        }
+        _ => ("schedule", "without a warm-up".to_owned()),
+    }
 }
 
 fn segments(spec: &JobSpec, plan: &TrainingPlan) -> Vec<EpochSegment> {
@@ -489,7 +491,7 @@ mod tests {
             (&[points][..], "schedule.points = [16.0, 0.0]: is after train.epochs = 4"),
             (
                 &["schedule={ kind = 'warmup_cosine', peak_lr = 0.1, warmup_epochs = 2.5 }"],
-                "schedule.warmup_epochs = 2.5: is more than half of train.epochs = 4",
+                "schedule.warmup_epochs = 2.5: is more than half of the 4 epochs, 40 steps",
             ),
             (
                 &["ema.decay=0.99"],
@@ -497,7 +499,7 @@ mod tests {
             ),
             (
                 &["schedule={ kind = 'warmup_linear', peak_lr = 0.1, warmup_steps = 25 }"],
-                "schedule.warmup_steps = 25: is more than half of the 40 steps",
+                "schedule.warmup_steps = 25: is more than half of the 4 epochs, 40 steps",
             ),
             (&["guard.window=40"], "guard.window = 40: is not below the 40 steps of the run"),
         ] {

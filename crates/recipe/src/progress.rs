@@ -61,7 +61,7 @@ pub struct Progress {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(from = "SavedAccuracy", into = "SavedAccuracy")]
 pub struct Accuracy {
-    /// Number of samples.
+    /// Number of samples; for a language model, of predicted tokens.
     pub samples: u64,
     /// Names and values of the task's metrics; evaluations are compared by the first one.
     pub metrics: Vec<(String, f64)>,

@@ -49,23 +49,22 @@ pub fn learning_rate(spec: &JobSpec, plan: &TrainingPlan, progress: &Progress) -
 
 fn scheduled(schedule: &Schedule, plan: &TrainingPlan, position: UpdatePosition) -> f64 {
     let total = f64::from(plan.epochs);
+    let rise = warmup(schedule, plan);
+    let fallen = || fraction(position.start - rise, total - rise);
     match schedule {
-        Schedule::Constant { lr } => *lr,
-        Schedule::WarmupCosine { peak_lr, warmup_epochs, warmup_steps, final_lr } => {
-            let rise = rise(plan, *warmup_epochs, *warmup_steps);
-            if position.start < rise {
-                peak_lr * fraction(position.end, rise)
-            } else {
-                half_cosine(*peak_lr, *final_lr, fraction(position.start - rise, total - rise))
-            }
+        Schedule::WarmupCosine { peak_lr, .. }
+        | Schedule::WarmupLinear { peak_lr, .. }
+        | Schedule::Step { lr: peak_lr, .. }
+            if position.start < rise =>
+        {
+            peak_lr * fraction(position.end, rise)
         }
-        Schedule::WarmupLinear { peak_lr, warmup_epochs, warmup_steps, final_lr } => {
-            let rise = rise(plan, *warmup_epochs, *warmup_steps);
-            if position.start < rise {
-                peak_lr * fraction(position.end, rise)
-            } else {
-                peak_lr + (final_lr - peak_lr) * fraction(position.start - rise, total - rise)
-            }
+        Schedule::Constant { lr } => *lr,
+        Schedule::WarmupCosine { peak_lr, final_lr, .. } => {
+            half_cosine(*peak_lr, *final_lr, fallen())
+        }
+        Schedule::WarmupLinear { peak_lr, final_lr, .. } => {
+            peak_lr + (final_lr - peak_lr) * fallen()
         }
         Schedule::OneCycle { peak_lr, pct_start, div_factor, final_div_factor } => {
             let start_lr = peak_lr / div_factor;
@@ -79,10 +78,7 @@ fn scheduled(schedule: &Schedule, plan: &TrainingPlan, position: UpdatePosition)
             }
         }
         Schedule::PiecewiseLinear { points } => interpolate(points, position.start),
-        Schedule::Step { lr, milestones, gamma, warmup_epochs } => {
-            if position.start < *warmup_epochs {
-                return lr * fraction(position.end, *warmup_epochs);
-            }
+        Schedule::Step { lr, milestones, gamma, .. } => {
             let passed =
                 milestones.iter().filter(|milestone| **milestone <= position.start).count();
             lr * gamma.powi(i32::try_from(passed).unwrap_or(i32::MAX))

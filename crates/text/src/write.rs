@@ -33,7 +33,7 @@ pub struct TokenizeOptions {
     pub to: PathBuf,
     /// Samples for validation.
     pub val: Option<ValSet>,
-    /// Format of all files; `None`: that of the first line of each file.
+    /// Format of all files; `None`: that of the first line of each file that has one.
     pub format: Option<TextFormat>,
     /// Where the chat template is from.
     pub template: TemplateSource,

@@ -240,6 +240,20 @@ fn bad_lines_can_be_skipped_and_are_reported() {
 }
 
 #[test]
+fn a_bad_first_line_can_be_skipped_and_the_next_one_has_the_format() {
+    let mut case = Case::new("not JSON\n{\"id\": 3}\n{\"text\": \"b\"}\n");
+    assert!(case.refused().starts_with("train.jsonl, line 1, column 2: "));
+    case.options.on_bad = OnBadLine::Skip;
+    let tokenized = case.run().unwrap();
+    assert_eq!((tokenized.skipped, tokenized.formats), (2, vec![TextFormat::Text]));
+    assert_eq!(case.texts("train.beton"), ["b</s>"]);
+
+    let mut case = Case::new("not JSON\n{\"id\": 3}\n");
+    case.options.on_bad = OnBadLine::Skip;
+    assert!(case.refused().starts_with("train.jsonl, line 1, column 2: "));
+}
+
+#[test]
 fn no_key_is_in_both_sets_and_the_order_of_lines_does_not_matter() {
     let mut case = Case::new(&texts(0..500));
     case.options.val =

@@ -74,8 +74,7 @@ impl JobInputs {
         };
         let (train, val) = (open(&data.train)?, open(&data.val)?);
         let items = Items::new(spec, &data.train, &train)?;
-        // Longer texts might be beyond the model's positions.
-        Items::new(spec, &data.val, &val)?;
+        Items::check(spec, &data.val, &val)?;
         let samples = items.count(train.len());
         let plan = TrainingPlan::new(spec, samples);
         let unusable = unusable_batches(spec, samples);

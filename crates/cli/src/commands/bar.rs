@@ -1,7 +1,7 @@
 //! Progress bars of commands.
 
 use std::{
-    io::IsTerminal,
+    fmt::Display,
     time::{Duration, Instant},
 };
 
@@ -24,30 +24,45 @@ pub(super) fn bar(template: &str, length: u64) -> ProgressBar {
 /// Interval between progress lines if there is no terminal for a progress bar.
 const LINE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Progress of writing bytes on standard error: a bar on a terminal, or else lines.
-pub(super) struct ByteProgress {
-    bar: ProgressBar,
-    all: u64,
+/// Progress of a command on standard error: a bar on a terminal, or else lines.
+pub(super) struct CommandProgress {
+    pub(super) bar: ProgressBar,
+    /// Whether nothing is shown.
     is_quiet: bool,
     last_line: Instant,
 }
 
-impl ByteProgress {
-    pub(super) fn new(all: u64, is_quiet: bool) -> Self {
-        let bar = bar(BYTES, all);
-        if is_quiet || !std::io::stderr().is_terminal() {
+impl CommandProgress {
+    pub(super) fn new(template: &str, length: u64, is_quiet: bool) -> Self {
+        let bar = bar(template, length);
+        if is_quiet {
             bar.set_draw_target(ProgressDrawTarget::hidden());
         }
-        Self { bar, all, is_quiet, last_line: Instant::now() }
+        Self { bar, is_quiet, last_line: Instant::now() }
+    }
+
+    /// Moves the bar. Returns whether the caller has to print a line: there is no bar, and the last line is old.
+    pub(super) fn is_line_due(&mut self, done: u64) -> bool {
+        self.bar.set_position(done);
+        let is_due =
+            self.bar.is_hidden() && !self.is_quiet && self.last_line.elapsed() >= LINE_INTERVAL;
+        if is_due {
+            self.last_line = Instant::now();
+        }
+        is_due
     }
 
     /// Shows that `done` bytes are written.
-    pub(super) fn show(&mut self, done: u64) {
-        self.bar.set_position(done);
-        if self.bar.is_hidden() && !self.is_quiet && self.last_line.elapsed() >= LINE_INTERVAL {
-            self.last_line = Instant::now();
-            output::note(format_args!("{} of {}", human::bytes(done), human::bytes(self.all)));
+    pub(super) fn show_bytes(&mut self, done: u64) {
+        if self.is_line_due(done) {
+            let all = self.bar.length().unwrap_or(done);
+            output::note(format_args!("{} of {}", human::bytes(done), human::bytes(all)));
         }
+    }
+
+    /// Prints a line above the bar.
+    pub(super) fn note(&self, text: impl Display) {
+        self.bar.suspend(|| output::note(text));
     }
 
     pub(super) fn finish(self) {

@@ -6,6 +6,7 @@ pub(crate) mod checkpoint;
 mod completion;
 mod control;
 mod data;
+mod dtype;
 mod events;
 mod logs;
 mod metrics;

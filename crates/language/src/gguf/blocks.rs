@@ -2,9 +2,8 @@
 //!
 //! Quantized rows are divided into blocks of 32 values, each with its own scale as f16: ggml's `ggml-common.h`.
 
+use baton_model::Float;
 use half::f16;
-
-use crate::StoredKind;
 
 /// The formats that are supported, for messages.
 pub(super) const SUPPORTED: &str = "F32, F16, BF16, Q4_0, Q4_1 and Q8_0";
@@ -16,7 +15,7 @@ const BLOCK: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum TensorFormat {
     /// Each value is a number.
-    Plain(StoredKind),
+    Plain(Float),
     /// Scale and 32 × 4 bits: `scale · (q − 8)`.
     Q4_0,
     /// Scale, minimum and 32 × 4 bits: `scale · q + minimum`.
@@ -29,12 +28,12 @@ impl TensorFormat {
     /// The format of a type number.
     pub(super) fn new(kind: u32) -> Option<Self> {
         Some(match kind {
-            0 => Self::Plain(StoredKind::F32),
-            1 => Self::Plain(StoredKind::F16),
+            0 => Self::Plain(Float::F32),
+            1 => Self::Plain(Float::F16),
             2 => Self::Q4_0,
             3 => Self::Q4_1,
             8 => Self::Q8_0,
-            30 => Self::Plain(StoredKind::Bf16),
+            30 => Self::Plain(Float::Bf16),
             _ => return None,
         })
     }
@@ -42,7 +41,7 @@ impl TensorFormat {
     /// Values and bytes of a block.
     pub(super) fn block(self) -> (u64, u64) {
         match self {
-            Self::Plain(kind) => (1, kind.bytes()),
+            Self::Plain(float) => (1, float.bytes() as u64),
             Self::Q4_0 => (BLOCK as u64, 18),
             Self::Q4_1 => (BLOCK as u64, 20),
             Self::Q8_0 => (BLOCK as u64, 34),
@@ -52,7 +51,7 @@ impl TensorFormat {
     /// The values of whole blocks.
     pub(super) fn decode(self, bytes: &[u8]) -> Vec<f32> {
         match self {
-            Self::Plain(kind) => kind.decode(bytes),
+            Self::Plain(float) => float.decode(bytes),
             Self::Q4_0 => decode_blocks::<18>(bytes, |[low, high, quants @ ..], values| {
                 let scale = half(*low, *high);
                 nibbles(quants, values, |q| scale * (f32::from(q) - 8.0));

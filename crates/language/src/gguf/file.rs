@@ -11,7 +11,7 @@ use std::{
 };
 
 use super::blocks::{self, TensorFormat};
-use crate::Error;
+use crate::{Error, source::open_file};
 
 /// Largest part before the tensors: vocabularies of 256,000 tokens need about 10 MB.
 const MAX_DESCRIPTION_BYTES: u64 = 64 << 20;
@@ -60,14 +60,9 @@ impl GgufFile {
     /// # Errors
     /// It cannot be opened, is not GGUF, is damaged, or has a format that is not supported.
     pub fn open(path: &Path) -> Result<Self, Error> {
-        let fail = |problem: String| Error::new(path, problem);
-        let file = File::open(path).map_err(|error| fail(format!("cannot be opened: {error}")))?;
-        let metadata = file.metadata().map_err(|error| fail(format!("cannot be read: {error}")))?;
-        if !metadata.is_file() {
-            return Err(fail("is not a regular file".to_owned()));
-        }
-        let mut header = GgufHeader::new(&file, metadata.len());
-        let (values, tensors) = header.read().map_err(fail)?;
+        let (file, bytes) = open_file(path, "give the path of a GGUF file")?;
+        let mut header = GgufHeader::new(&file, bytes);
+        let (values, tensors) = header.read().map_err(|problem| Error::new(path, problem))?;
         Ok(Self { path: path.to_owned(), file, values, tensors })
     }
 

@@ -2,13 +2,14 @@
 
 use std::{cell::RefCell, collections::BTreeSet};
 
+use baton_model::Float;
 use serde_json::{Map, Value, json};
 
 use super::file::{GgufFile, GgufTensor, GgufValue};
 use crate::{
-    DecoderModel, Error, StoredKind, config,
+    DecoderModel, Error, config,
     decoder::{EMBEDDING, FINAL_NORM, HEAD},
-    model::CONFIG,
+    model::{CONFIG, torch_name},
     output::{NewFolder, NewTensor},
 };
 
@@ -23,9 +24,9 @@ struct GgufArchitecture {
 }
 
 const ARCHITECTURES: &[GgufArchitecture] = &[
-    GgufArchitecture { ..plain("llama", "llama", "LlamaForCausalLM") },
-    GgufArchitecture { ..plain("qwen2", "qwen2", "Qwen2ForCausalLM") },
-    GgufArchitecture { ..plain("qwen3", "qwen3", "Qwen3ForCausalLM") },
+    plain("llama", "llama", "LlamaForCausalLM"),
+    plain("qwen2", "qwen2", "Qwen2ForCausalLM"),
+    plain("qwen3", "qwen3", "Qwen3ForCausalLM"),
     GgufArchitecture {
         is_gemma: true,
         largest: 46,
@@ -72,11 +73,11 @@ pub struct GgufModel<'a> {
 }
 
 impl<'a> GgufModel<'a> {
-    /// Plans the folder, with weights in the format `kind`.
+    /// Plans the folder, with weights in the format `float`.
     ///
     /// # Errors
     /// An architecture, key or tensor that is not supported or is missing.
-    pub fn new(file: &'a GgufFile, kind: StoredKind) -> Result<Self, Error> {
+    pub fn new(file: &'a GgufFile, float: Float) -> Result<Self, Error> {
         let fail = |problem: String| Error::new(file.path(), problem);
         let found = file.text("general.architecture");
         let architecture = ARCHITECTURES.iter().find(|known| Some(known.name) == found);
@@ -85,14 +86,14 @@ impl<'a> GgufModel<'a> {
             let found = found.unwrap_or("none");
             fail(format!("has the architecture {found:?}: only {} are supported", known.join(", ")))
         })?;
-        let config = config(file, architecture, kind).map_err(fail)?;
+        let config = config(file, architecture, float).map_err(fail)?;
         let text = format!("{:#}\n", Value::Object(config));
         let decoder = config::read(&text)
             .map_err(|problem| fail(format!("describes a model whose config.json {problem}")))?;
         check_tensors(file, &decoder).map_err(fail)?;
         let tensors = decoder.tensors().into_iter();
         let tensors =
-            tensors.map(|tensor| NewTensor { name: tensor.name, shape: tensor.shape, kind });
+            tensors.map(|tensor| NewTensor { name: tensor.name, shape: tensor.shape, float });
         Ok(Self {
             file,
             config: text,
@@ -294,7 +295,7 @@ impl<'a> GgufKeys<'a> {
 fn config(
     file: &GgufFile,
     architecture: &GgufArchitecture,
-    kind: StoredKind,
+    float: Float,
 ) -> Result<Map<String, Value>, String> {
     let prefix = format!("{}.", architecture.name);
     let keys = GgufKeys { file, prefix, used: RefCell::default() };
@@ -333,7 +334,7 @@ fn config(
         "max_position_embeddings": keys.integer("context_length")?,
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon")?.unwrap_or(1e-6),
         "tie_word_embeddings": file.tensor("output.weight").is_none(),
-        "torch_dtype": kind.torch_name(),
+        "torch_dtype": torch_name(float),
     });
     let Value::Object(mut config) = config else { return Err("has no description".to_owned()) };
     let default_theta = if architecture.name == "gemma3" { 1e6 } else { 1e4 };
@@ -412,13 +413,13 @@ fn rope_scaling(keys: &GgufKeys<'_>, theta: f64, head_dim: u64) -> Result<Option
 
 /// Llama 3's scaling, if these are the factors that llama.cpp computes from it.
 fn llama3_scaling(factors: &[f32], theta: f64, head_dim: u64) -> Option<Value> {
-    if factors.len() as u64 != head_dim / 2 {
-        return None;
-    }
     // The same for all published models.
     const ORIGINAL: f64 = 8192.0;
     const LOW: f64 = 1.0;
     const HIGH: f64 = 4.0;
+    if factors.len() as u64 != head_dim / 2 {
+        return None;
+    }
     let factor = f64::from(factors.iter().copied().fold(1.0, f32::max));
     let expected = (0..head_dim / 2).map(|index| {
         let wavelength = std::f64::consts::TAU * theta.powf((2 * index) as f64 / head_dim as f64);

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{JobSpec, rules::Rules};
+use super::{JobSpec, is_default, rules::Rules};
 
 /// The data sets and how they are read.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -25,11 +25,11 @@ pub struct Data {
     #[serde(default = "label_field")]
     pub label_field: String,
     /// Most tokens of a sample and, with `packing`, of a pack, 8..1048576; required by `causal_lm`, and only for it.
-    #[serde(default, skip_serializing_if = "is_zero")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub sequence: u32,
     /// Fill every sequence with several short samples, none of which sees another; `causal_lm` only. `global_batch` then
     /// counts sequences. Which samples share one depends on the seed and the epoch; their number is the same in all epochs.
-    #[serde(default, skip_serializing_if = "is_false")]
+    #[serde(default, skip_serializing_if = "is_default")]
     pub packing: bool,
     /// Order of the samples in an epoch: `random`, `sequential`, or `quasi_random` (for data that does not fit into
     /// memory). Each order depends only on the seed and the epoch.
@@ -75,14 +75,6 @@ pub struct Data {
     pub std: [f32; 3],
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero(value: &u32) -> bool {
-    *value == 0
-}
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_false(value: &bool) -> bool {
-    !value
-}
 fn input_field() -> String {
     "image".to_owned()
 }

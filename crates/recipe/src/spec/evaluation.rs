@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{JobSpec, rules::Rules, train};
+use super::{JobSpec, is_default, rules::Rules, train};
 use crate::task;
 
 /// When and how training is evaluated.
@@ -23,17 +23,12 @@ pub struct Evaluation {
     /// Fraction of the validation set used before the last epoch; always the same, evenly spread samples.
     pub subset: f64,
     /// Most samples of the validation set that any evaluation uses, evenly spread; 0 means all.
-    #[serde(skip_serializing_if = "is_zero")]
+    #[serde(skip_serializing_if = "is_default")]
     pub samples: u64,
     /// Metric that decides which evaluation and which checkpoint is best, also for `limits.patience` and the guard;
     /// absent means the task's first metric.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub best: Option<String>,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero(value: &u64) -> bool {
-    *value == 0
 }
 
 impl Default for Evaluation {

@@ -115,6 +115,11 @@ pub struct JobSpec {
     pub guard: Guard,
 }
 
+/// Whether a value need not be written.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
 impl JobSpec {
     /// Reads a recipe file and its bases with `read`, like [`Resolved::read`].
     ///

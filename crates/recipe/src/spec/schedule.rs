@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{JobSpec, rules::Rules};
+use super::{JobSpec, is_default, rules::Rules};
 
 /// The learning rate as a function of the sample cursor. It is never scaled with the batch automatically.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -21,7 +21,7 @@ pub enum Schedule {
         #[serde(default)]
         warmup_epochs: f64,
         /// The same in steps; only one of the two may be above 0.
-        #[serde(default, skip_serializing_if = "is_zero")]
+        #[serde(default, skip_serializing_if = "is_default")]
         warmup_steps: u64,
         /// Rate at the end of the cosine, directly after the last step.
         #[serde(default)]
@@ -35,7 +35,7 @@ pub enum Schedule {
         #[serde(default)]
         warmup_epochs: f64,
         /// The same in steps; only one of the two may be above 0.
-        #[serde(default, skip_serializing_if = "is_zero")]
+        #[serde(default, skip_serializing_if = "is_default")]
         warmup_steps: u64,
         /// Rate at the end of the fall, directly after the last step.
         #[serde(default)]
@@ -75,10 +75,6 @@ pub enum Schedule {
     },
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero(value: &u64) -> bool {
-    *value == 0
-}
 fn pct_start() -> f64 {
     0.3
 }

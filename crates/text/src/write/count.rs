@@ -27,11 +27,18 @@ impl SampleCounts {
         for path in &options.from {
             let mut lines = JsonLines::open(path)?;
             let mut format = options.format;
+            // Why the first line has no known format, if it is skipped.
+            let mut first_fault = None;
             while let Some((number, line)) = lines.next()? {
                 counts.lines += 1;
                 if format.is_none() {
-                    let keys = LineKeys::read(&line, None).and_then(|keys| keys.format());
-                    format = Some(keys.map_err(|fault| fault.at(path, number))?);
+                    match LineKeys::read(&line, None).and_then(|keys| keys.format()) {
+                        Ok(found) => format = Some(found),
+                        Err(fault) if options.on_bad == OnBadLine::Skip => {
+                            first_fault.get_or_insert_with(|| fault.at(path, number));
+                        }
+                        Err(fault) => return Err(fault.at(path, number)),
+                    }
                 }
                 match split.map(|split| set(split, &line)).transpose() {
                     Ok(None | Some(SampleSet::Train)) => counts.train += 1,
@@ -40,8 +47,12 @@ impl SampleCounts {
                     Err(fault) => return Err(fault.at(path, number)),
                 }
             }
-            let empty = || Error::file(path, "has no lines: it must have one JSON object per line");
-            counts.formats.push(format.filter(|_| lines.has_lines()).ok_or_else(empty)?);
+            let unknown = || {
+                let empty =
+                    || Error::file(path, "has no lines: it must have one JSON object per line");
+                first_fault.unwrap_or_else(empty)
+            };
+            counts.formats.push(format.filter(|_| lines.has_lines()).ok_or_else(unknown)?);
         }
         Ok(counts)
     }

@@ -39,8 +39,8 @@ pub enum Error {
     },
     /// The file contains the weights of another network.
     #[error(
-        "weights {path:?} do not fit model.arch and model.num_classes (for other classes set \
-         model.new_head = true): {}",
+        "weights {path:?} do not fit the recipe's model: {}; other classes need model.new_head = true, an adapter \
+         the rank and the targets of the file",
         first_of(problems)
     )]
     Mismatch {

@@ -3,22 +3,24 @@
 use std::path::{Path, PathBuf};
 
 use baton_checkpoint::{
-    MANIFEST, Manifest, Store,
-    export::{Float, Weights, safetensors_as},
+    Float, MANIFEST, Manifest, Store,
+    export::{Weights, safetensors_as},
 };
 use baton_job::exit::Failure;
 use baton_language::{
     NewFolder,
     peft::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_config},
 };
-use clap::ValueEnum;
 
 use super::{
     folder::{FolderFlags, is_newest, pick_and_skip, store_failure, with_store},
     merge::language_recipe,
 };
 use crate::{
-    commands::model::language_failure, failure::bad_input, human, json, output::refuse_special_file,
+    commands::{dtype::Dtype, model::language_failure},
+    failure::bad_input,
+    human, json,
+    output::refuse_special_file,
 };
 
 /// Write a checkpoint's weights as safetensors, with torchvision's names and shapes, or as an adapter for PEFT
@@ -60,23 +62,6 @@ pub(crate) struct Args {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-}
-
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Dtype {
-    F32,
-    F16,
-    Bf16,
-}
-
-impl Dtype {
-    fn float(self) -> Float {
-        match self {
-            Self::F32 => Float::F32,
-            Self::F16 => Float::F16,
-            Self::Bf16 => Float::Bf16,
-        }
-    }
 }
 
 /// Refuses to write into the folder of a checkpoint, which could replace one of its files.
@@ -171,20 +156,19 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
         Ok((manifest, damaged, bytes))
     })
     .await?;
-    let dtype = args.dtype.to_possible_value().map(|value| value.get_name().to_owned());
     let exported = json::ExportedWeights {
         checkpoint: manifest.name(),
         path,
         arch: manifest.arch,
         step: manifest.step.0,
-        dtype: dtype.unwrap_or_default(),
+        dtype: args.dtype.name(),
         averaged: args.ema,
         bytes,
         format,
     };
     json::print(args.json, &exported, |exported| {
         let json::ExportedWeights { path, arch, step, dtype, format, .. } = exported;
-        let cast = if dtype == "f32" { String::new() } else { format!(" in {dtype}") };
+        let cast = if *dtype == "f32" { String::new() } else { format!(" in {dtype}") };
         let what = if *format == "peft" { "adapter" } else { arch };
         format!("wrote {path}: {what} of step {step}{cast} ({})", human::bytes(bytes))
     });

@@ -13,8 +13,9 @@ use baton_recipe::JobSpec;
 use super::folder::{FolderFlags, is_newest, pick_and_skip, store_failure, with_store};
 use crate::{
     commands::{
-        bar::ByteProgress,
-        model::{NewDtype, language_failure},
+        bar::{BYTES, CommandProgress},
+        dtype::Dtype,
+        model::language_failure,
     },
     failure::bad_input,
     human, json,
@@ -50,9 +51,9 @@ pub(crate) struct Args {
     /// Merge the moving average of the weights instead of the weights
     #[arg(long)]
     ema: bool,
-    /// The type of the weights; `same`: each as in the model
-    #[arg(long, value_enum, default_value_t = NewDtype::Same)]
-    dtype: NewDtype,
+    /// The type of the weights [default: each as in the model]
+    #[arg(long, value_enum)]
+    dtype: Option<Dtype>,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -77,11 +78,11 @@ fn merge(store: &Store, manifest: &Manifest, args: &Args) -> Result<json::Merged
     let folder = NewFolder::create(&args.to).map_err(language_failure)?;
     let weights = if args.ema { Weights::Averaged } else { Weights::Raw };
     let values = WeightValues::read(store, manifest, weights, &args.to).map_err(store_failure)?;
-    let merge = Merge::new(&model, args.dtype.kind());
-    let mut progress = ByteProgress::new(merge.bytes(), args.json);
+    let merge = Merge::new(&model, args.dtype.map(Dtype::float));
+    let mut progress = CommandProgress::new(BYTES, merge.bytes(), args.json);
     let mut trained = |name: &str| values.get(name).map(|values| values.into_owned());
     let written =
-        merge.write(&folder, MAX_FILE_BYTES, &mut trained, &mut |bytes| progress.show(bytes));
+        merge.write(&folder, MAX_FILE_BYTES, &mut trained, &mut |bytes| progress.show_bytes(bytes));
     progress.finish();
     written.and_then(|()| folder.finish()).map_err(language_failure)?;
     Ok(json::MergedModel {
@@ -89,7 +90,7 @@ fn merge(store: &Store, manifest: &Manifest, args: &Args) -> Result<json::Merged
         path: args.to.display().to_string(),
         model: spec.model.path,
         step: manifest.step.0,
-        dtype: args.dtype.name(),
+        dtype: args.dtype.map_or("same", Dtype::name),
         averaged: args.ema,
         adapter: spec.adapter.is_some(),
         bytes: merge.bytes(),

@@ -1,11 +1,6 @@
 //! `baton data tokenize`
 
-use std::{
-    io::IsTerminal,
-    num::NonZeroUsize,
-    path::PathBuf,
-    time::{Duration, Instant},
-};
+use std::{num::NonZeroUsize, path::PathBuf, time::Instant};
 
 use baton_data::write::MAX_TEXT_TOKENS;
 use baton_job::exit::Failure;
@@ -13,12 +8,11 @@ use baton_text::{
     LengthBin, LossTokens, OnBadLine, TemplateSource, TextFormat, TokenSetSize, TokenizeEvent,
     TokenizeOptions, TokenizedText, Tokenizer, ValSet, tokenize,
 };
-use indicatif::{ProgressBar, ProgressDrawTarget};
 
 use super::{share, text_failure};
 use crate::{
     commands::{
-        bar::{SAMPLES, bar},
+        bar::{CommandProgress, SAMPLES},
         threads,
     },
     human,
@@ -72,7 +66,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TOKENS", default_value_t = 1024,
         value_parser = clap::value_parser!(u32).range(2..=i64::from(MAX_TEXT_TOKENS)))]
     sequence: u32,
-    /// Format of all files [default: by the keys of the first line of each]
+    /// Format of all files [default: by the keys of the first line of each that is not skipped]
     #[arg(long, value_enum)]
     format: Option<FormatName>,
     /// A Jinja file to use as chat template, or `none` [default: the model's]
@@ -138,10 +132,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut reporter = TokenizeReporter::new(args.json);
     let tokenized =
         tokenize(&tokenizer, &options, &mut |event: TokenizeEvent<'_>| reporter.show(event));
-    reporter.bar.finish_and_clear();
+    let TokenizeReporter { progress, shown, .. } = reporter;
+    progress.finish();
     let tokenized = tokenized.map_err(text_failure)?;
-    let data =
-        TokenizedData::new(&tokenized, &tokenizer, reporter.shown, start.elapsed().as_secs_f64());
+    let data = TokenizedData::new(&tokenized, &tokenizer, shown, start.elapsed().as_secs_f64());
     json::print(args.json, &data, |data| text(data, &tokenized));
     Ok(())
 }
@@ -178,52 +172,40 @@ fn options(args: &Args) -> TokenizeOptions {
     }
 }
 
-/// Interval between progress lines if there is no terminal for a progress bar.
-const PROGRESS_LINE_INTERVAL: Duration = Duration::from_secs(10);
 /// Maximum number of bad lines that are listed.
 const MAX_SHOWN_SKIPPED: usize = 10;
 
 /// Shows progress on standard error; the result goes to standard output.
 struct TokenizeReporter {
-    bar: ProgressBar,
+    progress: CommandProgress,
     is_quiet: bool,
     done: u64,
     lines: u64,
     /// The first bad lines.
     shown: Vec<String>,
-    last_line: Instant,
 }
 
 impl TokenizeReporter {
     fn new(is_quiet: bool) -> Self {
-        let bar = bar(SAMPLES, 0);
-        if is_quiet || !std::io::stderr().is_terminal() {
-            bar.set_draw_target(ProgressDrawTarget::hidden());
-        }
-        Self { bar, is_quiet, done: 0, lines: 0, shown: Vec::new(), last_line: Instant::now() }
+        let progress = CommandProgress::new(SAMPLES, 0, is_quiet);
+        Self { progress, is_quiet, done: 0, lines: 0, shown: Vec::new() }
     }
 
     fn show(&mut self, event: TokenizeEvent<'_>) {
         match event {
             TokenizeEvent::Counted { lines } => {
                 self.lines = lines;
-                self.bar.set_length(lines);
-                self.last_line = Instant::now();
+                self.progress.bar.set_length(lines);
             }
             TokenizeEvent::Encoded { lines } => {
                 self.done += lines;
-                self.bar.set_position(self.done);
-                if self.bar.is_hidden()
-                    && !self.is_quiet
-                    && self.last_line.elapsed() >= PROGRESS_LINE_INTERVAL
-                {
-                    self.last_line = Instant::now();
+                if self.progress.is_line_due(self.done) {
                     output::note(format_args!("{}/{} samples", self.done, self.lines));
                 }
             }
             TokenizeEvent::Skipped(error) if self.shown.len() < MAX_SHOWN_SKIPPED => {
                 if !self.is_quiet {
-                    self.bar.suspend(|| output::note(format_args!("skipped: {error}")));
+                    self.progress.note(format_args!("skipped: {error}"));
                 }
                 self.shown.push(error.to_string());
             }

@@ -3,7 +3,7 @@
 use std::{
     num::NonZeroUsize,
     path::{Path, PathBuf},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use baton_data::write::{
@@ -11,11 +11,10 @@ use baton_data::write::{
     Summary, WriteEvent, write_images,
 };
 use baton_job::exit::Failure;
-use indicatif::{ProgressBar, ProgressDrawTarget};
 
 use super::{share, write_failure};
 use crate::{
-    commands::{bar::bar, threads},
+    commands::{bar::CommandProgress, threads},
     failure::bad_input,
     human,
     json::{self, WrittenData},
@@ -106,11 +105,11 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let options = options(args)?;
     let source = Source::open(&args.from).map_err(write_failure)?;
     let start = Instant::now();
-    let mut progress = WriteReporter::new(source.items.len() as u64, args);
+    let mut reporter = WriteReporter::new(source.items.len() as u64, args);
     let written = write_images(&source, &args.to, &options, &mut |event: WriteEvent<'_>| {
-        progress.show(event)
+        reporter.show(event)
     });
-    progress.bar.finish_and_clear();
+    reporter.progress.finish();
     let summary = written.map_err(write_failure)?;
     let seconds = start.elapsed().as_secs_f64();
     match args.json {
@@ -152,12 +151,9 @@ fn options(args: &Args) -> Result<Options, Failure> {
     })
 }
 
-/// Interval between progress lines if there is no terminal for a progress bar.
-const PROGRESS_LINE_INTERVAL: Duration = Duration::from_secs(10);
-
 /// Shows the progress of a write on standard error; the result goes to standard output.
 struct WriteReporter {
-    bar: ProgressBar,
+    progress: CommandProgress,
     /// Whether to show only bad images, which are not listed anywhere else.
     is_quiet: bool,
     /// Whether there is one file, whose size the final summary shows.
@@ -169,26 +165,19 @@ struct WriteReporter {
     /// Images processed, including kept ones.
     done: u64,
     start: Instant,
-    last_line: Instant,
 }
 
 impl WriteReporter {
     fn new(images: u64, args: &Args) -> Self {
-        let bar = bar("{bar:30} {pos}/{len} images  {msg}", images);
-        if args.json {
-            bar.set_draw_target(ProgressDrawTarget::hidden());
-        }
-        let start = Instant::now();
         Self {
-            bar,
+            progress: CommandProgress::new("{bar:30} {pos}/{len} images  {msg}", images, args.json),
             is_quiet: args.json,
             is_one_file: args.shards.is_none(),
             images,
             stored: 0,
             source_bytes: 0,
             done: 0,
-            start,
-            last_line: start,
+            start: Instant::now(),
         }
     }
 
@@ -200,20 +189,21 @@ impl WriteReporter {
                 self.advance(1);
             }
             WriteEvent::Bad { path, reason } => {
-                self.note(&format!("bad image: {} {reason}", path.display()));
+                self.progress.note(format_args!("bad image: {} {reason}", path.display()));
                 self.advance(1);
             }
             WriteEvent::Kept { path, samples, images } => {
                 if !self.is_quiet {
                     let samples = human::count(samples, "sample");
-                    self.note(&format!("kept {}: {samples} of an earlier run", path.display()));
+                    self.progress
+                        .note(format_args!("kept {}: {samples} of an earlier run", path.display()));
                 }
                 self.advance(images);
             }
             WriteEvent::Wrote { path, written } if !self.is_quiet && !self.is_one_file => {
                 let samples = human::count(written.samples, "sample");
                 let bytes = human::bytes(written.bytes);
-                self.note(&format!("wrote {}: {samples}, {bytes}", path.display()));
+                self.progress.note(format_args!("wrote {}: {samples}, {bytes}", path.display()));
             }
             WriteEvent::Wrote { .. } => {}
         }
@@ -221,14 +211,10 @@ impl WriteReporter {
 
     fn advance(&mut self, images: u64) {
         self.done += images;
-        self.bar.set_position(self.done);
-        if self.bar.is_hidden() {
-            if !self.is_quiet && self.last_line.elapsed() >= PROGRESS_LINE_INTERVAL {
-                self.last_line = Instant::now();
-                output::note(format_args!("{}/{} images  {}", self.done, self.images, self.pace()));
-            }
-        } else {
-            self.bar.set_message(self.pace());
+        if self.progress.is_line_due(self.done) {
+            output::note(format_args!("{}/{} images  {}", self.done, self.images, self.pace()));
+        } else if !self.progress.bar.is_hidden() {
+            self.progress.bar.set_message(self.pace());
         }
     }
 
@@ -241,11 +227,6 @@ impl WriteReporter {
             human::bytes((self.source_bytes as f64 / seconds) as u64),
             human::duration(left)
         )
-    }
-
-    /// Prints a line above the progress bar.
-    fn note(&self, text: &str) {
-        self.bar.suspend(|| output::note(text));
     }
 }
 

@@ -3,15 +3,16 @@
 use std::path::PathBuf;
 
 use baton_job::exit::Failure;
-use baton_language::{
-    GgufFile, GgufModel, NewFolder, StoredKind, merge::COPIED, output::MAX_FILE_BYTES,
-};
+use baton_language::{GgufFile, GgufModel, NewFolder, merge::COPIED, output::MAX_FILE_BYTES};
 use baton_text::{GgufVocabulary, Tokenizer};
-use clap::ValueEnum;
 
 use super::language_failure;
 use crate::{
-    commands::{bar::ByteProgress, data::text_failure},
+    commands::{
+        bar::{BYTES, CommandProgress},
+        data::text_failure,
+        dtype::Dtype,
+    },
     failure::bad_input,
     human, json,
 };
@@ -48,26 +49,9 @@ pub(crate) struct Args {
     json: bool,
 }
 
-#[derive(Clone, Copy, Debug, ValueEnum)]
-enum Dtype {
-    F32,
-    F16,
-    Bf16,
-}
-
-impl Dtype {
-    fn kind(self) -> StoredKind {
-        match self {
-            Self::F32 => StoredKind::F32,
-            Self::F16 => StoredKind::F16,
-            Self::Bf16 => StoredKind::Bf16,
-        }
-    }
-}
-
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let file = GgufFile::open(&args.file).map_err(language_failure)?;
-    let model = GgufModel::new(&file, args.dtype.kind()).map_err(language_failure)?;
+    let model = GgufModel::new(&file, args.dtype.float()).map_err(language_failure)?;
     let folder = NewFolder::create(&args.to).map_err(language_failure)?;
     // First what may be refused.
     let tokenizer = write_tokenizer(args, &file, &folder)?;
@@ -79,16 +63,15 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             tokenizer.vocab_size() - 1
         )));
     }
-    let mut progress = ByteProgress::new(model.bytes(), args.json);
-    let written = model.write(&folder, MAX_FILE_BYTES, &mut |bytes| progress.show(bytes));
+    let mut progress = CommandProgress::new(BYTES, model.bytes(), args.json);
+    let written = model.write(&folder, MAX_FILE_BYTES, &mut |bytes| progress.show_bytes(bytes));
     progress.finish();
     written.and_then(|()| folder.finish()).map_err(language_failure)?;
-    let dtype = args.dtype.to_possible_value().map(|value| value.get_name().to_owned());
     let imported = json::ImportedModel {
         path: args.to.display().to_string(),
         family: model.decoder.family.clone(),
         parameters: model.decoder.parameters(),
-        dtype: dtype.unwrap_or_default(),
+        dtype: args.dtype.name(),
         bytes: model.bytes(),
         vocab_size: tokenizer.vocab_size(),
         chat_template: tokenizer.chat_template().is_some(),

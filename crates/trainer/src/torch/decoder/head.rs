@@ -1,37 +1,36 @@
 //! Head and loss, in chunks of labels: of a vocabulary of 256,000, the logits of a whole micro-batch would need more
 //! memory than the model.
 
+use baton_data::NO_LABEL;
 use tch::{Kind, Reduction, Tensor};
 
 /// Most bytes of a chunk's logits as f32.
 const LOGITS_CHUNK_BYTES: i64 = 64 << 20;
-/// Label that cross entropy would skip; none of the targets is.
-const IGNORED: i64 = -100;
 
 /// The last linear layer.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::torch) struct Head<'a> {
+pub(super) struct Head<'a> {
     /// (V, C)
-    pub(in crate::torch) weight: &'a Tensor,
-    pub(in crate::torch) is_trained: bool,
+    pub(super) weight: &'a Tensor,
+    pub(super) is_trained: bool,
     /// Cap of logits.
-    pub(in crate::torch) cap: Option<f64>,
-    pub(in crate::torch) kind: Kind,
+    pub(super) cap: Option<f64>,
+    pub(super) kind: Kind,
 }
 
 /// Outputs and gradients of the head.
-pub(in crate::torch) struct HeadGradients {
+pub(super) struct HeadGradients {
     /// Loss of each label, and 1 if it is the most likely token, else 0; f32, (N, 2), detached.
-    pub(in crate::torch) outputs: Tensor,
+    pub(super) outputs: Tensor,
     /// Gradient of the head's inputs, (N, C).
-    pub(in crate::torch) inputs: Tensor,
+    pub(super) inputs: Tensor,
     /// Gradient of its weight, if it is trained.
-    pub(in crate::torch) weight: Option<Tensor>,
+    pub(super) weight: Option<Tensor>,
 }
 
 impl Head<'_> {
     /// Outputs for activations (N, C) and targets (N), as in [`HeadGradients`].
-    pub(in crate::torch) fn outputs(&self, x: &Tensor, targets: &Tensor) -> tch::Result<Tensor> {
+    pub(super) fn outputs(&self, x: &Tensor, targets: &Tensor) -> tch::Result<Tensor> {
         let weight = self.weight.f_to_kind(self.kind)?;
         let chunks = self.chunks(x)?.into_iter().map(|(start, len)| {
             let targets = targets.f_narrow(0, start, len)?;
@@ -42,7 +41,7 @@ impl Head<'_> {
     }
 
     /// The same, and the gradients of the sum of all losses, each times its share (N).
-    pub(in crate::torch) fn gradients(
+    pub(super) fn gradients(
         &self,
         x: &Tensor,
         targets: &Tensor,
@@ -87,7 +86,7 @@ impl Head<'_> {
     }
 
     /// Logits (N, V), f32, of activations (N, C).
-    pub(in crate::torch) fn logits(&self, x: &Tensor) -> tch::Result<Tensor> {
+    pub(super) fn logits(&self, x: &Tensor) -> tch::Result<Tensor> {
         self.logits_by(x, &self.weight.f_to_kind(self.kind)?)
     }
 
@@ -107,9 +106,43 @@ impl Head<'_> {
         targets: &Tensor,
     ) -> tch::Result<(Tensor, Tensor)> {
         let logits = self.logits_by(x, weight)?;
+        // None of the targets is.
+        let ignored = i64::from(NO_LABEL);
         let none = None::<&Tensor>;
-        let losses = logits.f_cross_entropy_loss(targets, none, Reduction::None, IGNORED, 0.0)?;
+        let losses = logits.f_cross_entropy_loss(targets, none, Reduction::None, ignored, 0.0)?;
         let correct = logits.f_detach()?.f_argmax(1, false)?.f_eq_tensor(targets)?;
         Ok((losses, correct.f_to_kind(Kind::Float)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tch::Device;
+
+    use super::*;
+    use crate::torch::{device, tests::relative_error};
+
+    #[test]
+    fn the_head_in_chunks_is_the_head_at_once() {
+        device::set_threads(1);
+        tch::manual_seed(3);
+        // 262,144 tokens: chunks of 64.
+        let weight = Tensor::randn([262_144, 4], (Kind::Float, Device::Cpu));
+        let x = Tensor::randn([150, 4], (Kind::Float, Device::Cpu));
+        let targets = Tensor::randint(262_144, [150], (Kind::Int64, Device::Cpu));
+        let shares = Tensor::ones([150], (Kind::Float, Device::Cpu));
+        let head = Head { weight: &weight, is_trained: true, cap: Some(3.0), kind: Kind::Float };
+        let chunked = head.gradients(&x, &targets, &shares).unwrap();
+        let (x, free) = (x.set_requires_grad(true), weight.detach().set_requires_grad(true));
+        let logits = (x.linear::<Tensor>(&free, None) / 3.0).tanh() * 3.0;
+        let losses =
+            logits.cross_entropy_loss::<Tensor>(&targets, None, Reduction::None, -100, 0.0);
+        let whole = Tensor::run_backward(&[losses.sum(Kind::Float)], &[&x, &free], false, false);
+        assert!(relative_error(&chunked.outputs.select(1, 0), &losses.detach()) < 1e-6);
+        assert!(relative_error(&chunked.inputs, &whole[0]) < 1e-6);
+        assert!(relative_error(&chunked.weight.unwrap(), &whole[1]) < 1e-6);
+        assert!(
+            relative_error(&head.outputs(&x.detach(), &targets).unwrap(), &chunked.outputs) < 1e-6
+        );
     }
 }

@@ -9,17 +9,17 @@
 
 mod attention;
 mod dropout;
-pub(super) mod head;
+mod head;
 mod rope;
 
 use std::ops::Range;
 
 use baton_data::random::Draws;
 use baton_language::{
-    AdaptedLinear, DecoderModel, LanguageModel, LinearKind, NormScale, StoredKind,
-    decoder::{EMBEDDING, FINAL_NORM, HEAD, HEAD_NORMS, layer_prefix},
+    AdaptedLinear, DecoderModel, LanguageModel, LinearKind, NormScale,
+    decoder::{BaseTensor, EMBEDDING, FINAL_NORM, HEAD, HEAD_NORMS, layer_prefix},
 };
-use baton_model::{InputShape, NetworkDescription};
+use baton_model::{Float, InputShape, NetworkDescription};
 use baton_recipe::{JobSpec, spec::BaseFormat};
 use tch::{Device, Kind, Tensor};
 
@@ -42,22 +42,35 @@ pub(super) struct DecoderNetwork {
     decoder: DecoderModel,
     description: NetworkDescription,
     digest: String,
-    /// Frozen weights in the order of [`DecoderModel::tensors`]; empty if all weights are trained: they are the parameters
-    /// then, in the same order.
-    base: Vec<Tensor>,
-    /// Initial values, if all weights are trained.
-    model: Option<LanguageModel>,
+    weights: ModelWeights,
     layers: Vec<LayerTensors>,
+    /// What is computed one after the other: the embedding, the layers, the last norm.
+    parts: Vec<DecoderPart>,
     final_norm: usize,
     head: usize,
     /// Factor of `B (A x)`.
     adapter_scale: f64,
     dropout: f64,
-    /// Names of the layers whose activations are recomputed for the gradient.
-    recompute: Vec<String>,
     device: Device,
     /// Number format of activations.
     kind: Kind,
+}
+
+/// The weights of the model itself, in the order of [`DecoderModel::tensors`].
+#[derive(Debug)]
+enum ModelWeights {
+    /// Only an adapter is trained.
+    Frozen(Vec<Tensor>),
+    /// They are the parameters, with these initial values.
+    Trained(LanguageModel),
+}
+
+#[derive(Debug, Default)]
+struct DecoderPart {
+    /// Indices of the trained parameters that it uses. The tied head is not among them.
+    trained: Vec<usize>,
+    /// Whether its activations are recomputed for the gradient.
+    is_recomputed: bool,
 }
 
 /// Indices of a layer's tensors.
@@ -96,47 +109,42 @@ impl DecoderNetwork {
         }
         let names = || description.parameters.iter().map(|tensor| tensor.name.as_str());
         spec.model.check_patterns(names(), std::iter::empty()).map_err(Error::Recipe)?;
-        let known: Vec<&str> =
-            description.block_names().filter(|n| n.starts_with("layers.")).collect();
-        if let Some(name) = spec.train.recompute.iter().find(|name| !known.contains(&name.as_str()))
-        {
-            return Err(Error::Recipe(format!(
-                "train.recompute: {name} is not a layer of this model: choose among layers.0 … layers.{}",
-                model.decoder.layers.len() - 1
-            )));
-        }
+        let tensors = model.decoder.tensors();
+        let index = |name: &str| {
+            let index = tensors.iter().position(|tensor| tensor.name == name);
+            index.ok_or_else(|| Error::Recipe(format!("model.path: the model has no {name}")))
+        };
+        let layers = (0..model.decoder.layers.len())
+            .map(|layer| layer_tensors(&model, layer, &index))
+            .collect::<Result<Vec<_>, _>>()?;
+        let final_norm = index(FINAL_NORM)?;
         let kind = working::kind(spec.precision.compute);
         let base_kind = match model.base {
             BaseFormat::Auto => kind,
             BaseFormat::Fp32 => Kind::Float,
             BaseFormat::Bf16 => Kind::BFloat16,
         };
-        let tensors = model.decoder.tensors();
-        let index =
-            |name: &str| tensors.iter().position(|tensor| tensor.name == name).unwrap_or_default();
-        let layers =
-            (0..model.decoder.layers.len()).map(|layer| layer_tensors(&model, layer, &index));
-        let base = match model.adapter {
-            None => Vec::new(),
-            Some(_) => {
-                let names = tensors.iter().map(|tensor| tensor.name.as_str());
-                let base = names.map(|name| value(&model, name, base_kind, device));
-                base.collect::<Result<_, _>>()?
-            }
-        };
+        let mut parts = parts(&description, model.adapter.is_none(), final_norm);
+        recompute(&mut parts, &spec.train.recompute)?;
         let adapter = model.adapter.as_ref();
         Ok(Self {
             digest: model.digest().map_err(|error| recipe(&error))?,
-            layers: layers.collect(),
-            final_norm: index(FINAL_NORM),
-            head: index(if model.decoder.ties_head { EMBEDDING } else { HEAD }),
+            head: index(if model.decoder.ties_head { EMBEDDING } else { HEAD })?,
             adapter_scale: adapter.map_or(0.0, |adapter| adapter.scale),
             dropout: adapter.map_or(0.0, |adapter| adapter.dropout),
-            recompute: spec.train.recompute.clone(),
             decoder: model.decoder.clone(),
-            model: model.adapter.is_none().then_some(model),
+            weights: match adapter {
+                None => ModelWeights::Trained(model),
+                Some(_) => {
+                    let base =
+                        tensors.iter().map(|tensor| value(&model, tensor, base_kind, device));
+                    ModelWeights::Frozen(base.collect::<Result<_, _>>()?)
+                }
+            },
+            layers,
+            parts,
+            final_norm,
             description,
-            base,
             device,
             kind,
         })
@@ -144,25 +152,10 @@ impl DecoderNetwork {
 
     /// A tensor of the model, by its index in [`DecoderModel::tensors`].
     fn tensor<'a>(&'a self, index: usize, state: NetworkState<'a>) -> &'a Tensor {
-        self.base.get(index).unwrap_or_else(|| &state.parameters[index])
-    }
-
-    /// Parts of the network that are computed one after the other: the embedding, the layers, the last norm.
-    fn parts(&self) -> usize {
-        self.layers.len() + 2
-    }
-
-    /// Indices of the trained parameters that a part uses. The tied head is not among them.
-    fn trained(&self, part: usize) -> Vec<usize> {
-        let is_trained = |index: &usize| !self.description.parameters[*index].is_frozen();
-        let blocks = &self.description.blocks;
-        let indices: Vec<usize> = match &self.model {
-            None if part == 0 || part > self.layers.len() => Vec::new(),
-            None => blocks[part - 1].parameters.clone().collect(),
-            Some(_) if part > self.layers.len() => vec![self.final_norm],
-            Some(_) => blocks[part].parameters.clone().collect(),
-        };
-        indices.into_iter().filter(is_trained).collect()
+        match &self.weights {
+            ModelWeights::Frozen(base) => &base[index],
+            ModelWeights::Trained(_) => &state.parameters[index],
+        }
     }
 
     /// The outputs of a part.
@@ -297,8 +290,10 @@ impl DecoderNetwork {
 
     fn head<'a>(&'a self, state: NetworkState<'a>) -> tch::Result<Head<'a>> {
         let weight = self.tensor(self.head, state);
-        let is_trained =
-            self.base.is_empty() && !self.description.parameters[self.head].is_frozen();
+        let is_trained = match self.weights {
+            ModelWeights::Frozen(_) => false,
+            ModelWeights::Trained(_) => !self.description.parameters[self.head].is_frozen(),
+        };
         Ok(Head { weight, is_trained, cap: self.decoder.logit_cap, kind: self.kind })
     }
 }
@@ -336,9 +331,10 @@ impl TorchNetwork for DecoderNetwork {
     }
 
     fn initial_values(&self) -> Result<Option<Vec<(String, Tensor)>>, Error> {
-        let Some(model) = &self.model else { return Ok(None) };
-        let values = self.description.parameters.iter().map(|tensor| {
-            Ok((tensor.name.clone(), value(model, &tensor.name, Kind::Float, Device::Cpu)?))
+        let ModelWeights::Trained(model) = &self.weights else { return Ok(None) };
+        let values = self.decoder.tensors().into_iter().map(|tensor| {
+            let values = value(model, &tensor, Kind::Float, Device::Cpu)?;
+            Ok((tensor.name, values))
         });
         values.collect::<Result<_, _>>().map(Some)
     }
@@ -358,16 +354,7 @@ impl TorchNetwork for DecoderNetwork {
         is_interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Tensor>, Error> {
         let _no_grad = tch::no_grad_guard();
-        let ropes = self.ropes(&inputs.lengths).during("rotary positions")?;
-        let (tokens, lengths) = (&inputs.main, inputs.lengths.as_slice());
-        let pass = Pass { tokens, lengths, ropes, state, dropout: None };
-        let mut x = tokens.shallow_clone();
-        for part in 0..self.parts() {
-            if is_interrupted() {
-                return Ok(None);
-            }
-            x = self.part(part, &x, &pass).during("forward pass")?;
-        }
+        let Some(x) = self.activations(inputs, state, is_interrupted)? else { return Ok(None) };
         let predict = || {
             let x = x.f_index_select(0, positions(inputs)?)?;
             self.head(state)?.outputs(&x, &inputs.targets)
@@ -382,15 +369,9 @@ impl TorchNetwork for DecoderNetwork {
         state: NetworkState<'_>,
     ) -> Result<Option<Tensor>, Error> {
         let _no_grad = tch::no_grad_guard();
-        let scores = || {
-            let (tokens, lengths) = (&inputs.main, inputs.lengths.as_slice());
-            let ropes = self.ropes(lengths)?;
-            let pass = Pass { tokens, lengths, ropes, state, dropout: None };
-            let mut parts = 0..self.parts();
-            let x = parts.try_fold(tokens.shallow_clone(), |x, part| self.part(part, &x, &pass))?;
-            self.head(state)?.logits(&x)
-        };
-        scores().during("forward pass").map(Some)
+        let x = self.activations(inputs, state, &mut || false)?;
+        let logits = |x: Tensor| self.head(state)?.logits(&x);
+        x.map(logits).transpose().during("forward pass")
     }
 
     fn gradients(
@@ -433,20 +414,37 @@ impl TorchNetwork for DecoderNetwork {
 }
 
 impl DecoderNetwork {
+    /// The last activations (T, C) of a pass without a gradient; `None` if it was interrupted.
+    fn activations(
+        &self,
+        inputs: &NetworkInputs,
+        state: NetworkState<'_>,
+        is_interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<Tensor>, Error> {
+        let ropes = self.ropes(&inputs.lengths).during("rotary positions")?;
+        let (tokens, lengths) = (&inputs.main, inputs.lengths.as_slice());
+        let pass = Pass { tokens, lengths, ropes, state, dropout: None };
+        let mut x = tokens.shallow_clone();
+        for part in 0..self.parts.len() {
+            if is_interrupted() {
+                return Ok(None);
+            }
+            x = self.part(part, &x, &pass).during("forward pass")?;
+        }
+        Ok(Some(x))
+    }
+
     /// The last activations (T, C), and the groups to go back through.
     fn forward(&self, pass: &Pass<'_>) -> tch::Result<(Tensor, Vec<PartGroup>)> {
-        let first = (0..self.parts()).find(|part| !self.trained(*part).is_empty());
+        let first = self.parts.iter().position(|part| !part.trained.is_empty());
         let mut x = pass.tokens.shallow_clone();
         let mut groups: Vec<PartGroup> = Vec::new();
-        for part in 0..self.parts() {
+        for (part, &DecoderPart { is_recomputed, .. }) in self.parts.iter().enumerate() {
             if first.is_none_or(|first| part < first) {
                 let _no_grad = tch::no_grad_guard();
                 x = self.part(part, &x, pass)?;
                 continue;
             }
-            let is_recomputed = part
-                .checked_sub(1)
-                .is_some_and(|layer| self.recompute.contains(&format!("layers.{layer}")));
             let continues = groups.last().is_some_and(|last| last.output.is_some());
             if is_recomputed || !continues {
                 let needs_gradient = !groups.is_empty();
@@ -482,7 +480,8 @@ impl DecoderNetwork {
         let mut gradients = Vec::new();
         for (number, group) in groups.into_iter().enumerate().rev() {
             let PartGroup { parts, input, output } = group;
-            let indices: Vec<usize> = parts.clone().flat_map(|part| self.trained(part)).collect();
+            let trained = self.parts[parts.clone()].iter().flat_map(|part| &part.trained);
+            let indices: Vec<usize> = trained.copied().collect();
             let output = match output {
                 Some(output) => output,
                 None => parts
@@ -512,51 +511,82 @@ fn positions(inputs: &NetworkInputs) -> tch::Result<&Tensor> {
     inputs.extras.first().ok_or_else(|| tch::TchError::Torch("a batch without labels".to_owned()))
 }
 
+/// The parts of a network. All weights are trained, or an adapter.
+fn parts(description: &NetworkDescription, is_whole: bool, final_norm: usize) -> Vec<DecoderPart> {
+    let blocks = description.blocks.iter().map(|block| block.parameters.clone().collect());
+    let indices: Vec<Vec<usize>> = match is_whole {
+        true => blocks.chain([vec![final_norm]]).collect(),
+        false => [Vec::new()].into_iter().chain(blocks).chain([Vec::new()]).collect(),
+    };
+    let is_trained = |index: &usize| !description.parameters[*index].is_frozen();
+    let part = |all: Vec<usize>| DecoderPart {
+        trained: all.into_iter().filter(is_trained).collect(),
+        is_recomputed: false,
+    };
+    indices.into_iter().map(part).collect()
+}
+
+/// Marks the layers of `train.recompute`.
+fn recompute(parts: &mut [DecoderPart], names: &[String]) -> Result<(), Error> {
+    let layers = parts.len().saturating_sub(2);
+    for name in names {
+        let layer = (0..layers).find(|layer| *name == format!("layers.{layer}"));
+        let part = layer.and_then(|layer| parts.get_mut(layer + 1)).ok_or_else(|| {
+            let last = layers.saturating_sub(1);
+            Error::Recipe(format!(
+                "train.recompute: {name} is not a layer of this model: choose among layers.0 … layers.{last}"
+            ))
+        })?;
+        part.is_recomputed = true;
+    }
+    Ok(())
+}
+
 fn layer_tensors(
     model: &LanguageModel,
     layer: usize,
-    index: &dyn Fn(&str) -> usize,
-) -> LayerTensors {
+    index: &dyn Fn(&str) -> Result<usize, Error>,
+) -> Result<LayerTensors, Error> {
     let prefix = layer_prefix(layer);
     let decoder = &model.decoder;
+    let weight = |name: &str| index(&format!("{prefix}{name}.weight"));
     let adapted = |linear: LinearKind| {
         let mut linears = model.adapter.iter().flat_map(|adapter| &adapter.linears);
         let is_this = |one: &&AdaptedLinear| one.layer == layer && one.linear == linear;
         linears.find(is_this).map(|one| (one.a, one.b))
     };
-    LayerTensors {
-        linears: LinearKind::ALL.map(|linear| {
-            let name = format!("{prefix}{}", linear.path());
-            LinearTensors {
-                weight: index(&format!("{name}.weight")),
-                bias: decoder.has_bias(linear).then(|| index(&format!("{name}.bias"))),
-                adapter: adapted(linear),
-            }
-        }),
-        norms: decoder
-            .norm_names()
-            .iter()
-            .map(|name| index(&format!("{prefix}{name}.weight")))
-            .collect(),
-        head_norms: decoder
-            .has_head_norms
-            .then(|| HEAD_NORMS.map(|name| index(&format!("{prefix}{name}.weight")))),
+    let mut linears = [LinearTensors::default(); LinearKind::ALL.len()];
+    for (tensors, linear) in linears.iter_mut().zip(LinearKind::ALL) {
+        let bias = || index(&format!("{prefix}{}.bias", linear.path()));
+        *tensors = LinearTensors {
+            weight: weight(linear.path())?,
+            bias: decoder.has_bias(linear).then(bias).transpose()?,
+            adapter: adapted(linear),
+        };
     }
+    let [queries, keys] = HEAD_NORMS;
+    let head_norms = || Ok::<_, Error>([weight(queries)?, weight(keys)?]);
+    Ok(LayerTensors {
+        linears,
+        norms: decoder.norm_names().iter().map(|name| weight(name)).collect::<Result<_, _>>()?,
+        head_norms: decoder.has_head_norms.then(head_norms).transpose()?,
+    })
 }
 
 /// A tensor of the model's files, converted.
-fn value(model: &LanguageModel, name: &str, kind: Kind, device: Device) -> Result<Tensor, Error> {
-    let (stored, bytes) = model.source.read(name).map_err(|error| recipe(&error))?;
+fn value(
+    model: &LanguageModel,
+    tensor: &BaseTensor,
+    kind: Kind,
+    device: Device,
+) -> Result<Tensor, Error> {
+    let (stored, bytes) = model.source.read(&tensor.name).map_err(|error| recipe(&error))?;
     let stored = match stored {
-        StoredKind::F32 => Kind::Float,
-        StoredKind::F16 => Kind::Half,
-        StoredKind::Bf16 => Kind::BFloat16,
+        Float::F32 => Kind::Float,
+        Float::F16 => Kind::Half,
+        Float::Bf16 => Kind::BFloat16,
     };
-    let tensors = model.decoder.tensors();
-    let shape = tensors.iter().find(|tensor| tensor.name == name);
-    let shape: Vec<i64> = shape
-        .map(|tensor| tensor.shape.iter().map(|dim| *dim as i64).collect())
-        .unwrap_or_default();
+    let shape: Vec<i64> = tensor.shape.iter().map(|dim| *dim as i64).collect();
     let read =
         || Tensor::f_from_data_size(&bytes, &shape, stored)?.f_to_kind(kind)?.f_to_device(device);
     read().during("read the model's weights")

@@ -237,29 +237,6 @@ fn training_all_weights_begins_with_those_of_the_model() {
 }
 
 #[test]
-fn the_head_in_chunks_is_the_head_at_once() {
-    use super::super::decoder::head::Head;
-    device::set_threads(1);
-    tch::manual_seed(3);
-    // 262,144 tokens: chunks of 64.
-    let weight = Tensor::randn([262_144, 4], (tch::Kind::Float, Device::Cpu));
-    let x = Tensor::randn([150, 4], (tch::Kind::Float, Device::Cpu));
-    let targets = Tensor::randint(262_144, [150], (tch::Kind::Int64, Device::Cpu));
-    let shares = Tensor::ones([150], (tch::Kind::Float, Device::Cpu));
-    let head = Head { weight: &weight, is_trained: true, cap: Some(3.0), kind: tch::Kind::Float };
-    let chunked = head.gradients(&x, &targets, &shares).unwrap();
-    let (x, free) = (x.set_requires_grad(true), weight.detach().set_requires_grad(true));
-    let logits = (x.linear::<Tensor>(&free, None) / 3.0).tanh() * 3.0;
-    let losses =
-        logits.cross_entropy_loss::<Tensor>(&targets, None, tch::Reduction::None, -100, 0.0);
-    let whole = Tensor::run_backward(&[losses.sum(tch::Kind::Float)], &[&x, &free], false, false);
-    assert!(relative_error(&chunked.outputs.select(1, 0), &losses.detach()) < 1e-6);
-    assert!(relative_error(&chunked.inputs, &whole[0]) < 1e-6);
-    assert!(relative_error(&chunked.weight.unwrap(), &whole[1]) < 1e-6);
-    assert!(relative_error(&head.outputs(&x.detach(), &targets).unwrap(), &chunked.outputs) < 1e-6);
-}
-
-#[test]
 fn bf16_stays_near_fp32() {
     let (mut wide, folder) = model("llama", &[]);
     let mut narrow = open(folder.path(), &["precision.compute=bf16"]).unwrap();

@@ -115,7 +115,7 @@ fn values(tensor: &Tensor) -> Vec<f32> {
 }
 
 /// Norm of the difference over the norm of `expected`.
-fn relative_error(found: &Tensor, expected: &Tensor) -> f64 {
+pub(super) fn relative_error(found: &Tensor, expected: &Tensor) -> f64 {
     let difference = (found - expected).norm().double_value(&[]);
     difference / expected.norm().double_value(&[])
 }

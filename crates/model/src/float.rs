@@ -18,12 +18,20 @@ pub enum Float {
 }
 
 impl Float {
-    pub(crate) fn dtype(self) -> Dtype {
+    /// The type in a safetensors file.
+    #[must_use]
+    pub fn dtype(self) -> Dtype {
         match self {
             Self::F32 => Dtype::F32,
             Self::F16 => Dtype::F16,
             Self::Bf16 => Dtype::BF16,
         }
+    }
+
+    /// The type of values in a safetensors file; `None` for all others.
+    #[must_use]
+    pub fn of_dtype(dtype: Dtype) -> Option<Self> {
+        [Self::F32, Self::F16, Self::Bf16].into_iter().find(|float| float.dtype() == dtype)
     }
 
     /// Size of a value, bytes.
@@ -35,8 +43,11 @@ impl Float {
         }
     }
 
-    /// Encodes values for a file. The error is the first finite value that would become infinite.
-    pub(crate) fn encode(self, values: &[f32]) -> Result<Vec<u8>, f32> {
+    /// Little-endian bytes of values.
+    ///
+    /// # Errors
+    /// The first finite value that would become infinite.
+    pub fn encode(self, values: &[f32]) -> Result<Vec<u8>, f32> {
         let mut bytes = Vec::with_capacity(values.len() * self.bytes());
         for &value in values {
             let is_finite = match self {
@@ -62,18 +73,17 @@ impl Float {
         Ok(bytes)
     }
 
-    /// Decodes values of this type that are given as 32-bit words.
-    pub(crate) fn decode(self, words: &[f32]) -> Vec<f32> {
-        let halves = || {
-            words.iter().flat_map(|word| {
-                let [a, b, c, d] = word.to_le_bytes();
-                [[a, b], [c, d]]
-            })
-        };
+    /// The values of little-endian bytes, exactly.
+    #[must_use]
+    pub fn decode(self, bytes: &[u8]) -> Vec<f32> {
+        let halves = || bytes.as_chunks::<2>().0.iter();
         match self {
-            Self::F32 => words.to_vec(),
-            Self::F16 => halves().map(|half| f16::from_le_bytes(half).to_f32()).collect(),
-            Self::Bf16 => halves().map(|half| bf16::from_le_bytes(half).to_f32()).collect(),
+            Self::F32 => {
+                let words = bytes.as_chunks::<4>().0.iter();
+                words.map(|word| f32::from_le_bytes(*word)).collect()
+            }
+            Self::F16 => halves().map(|half| f16::from_le_bytes(*half).to_f32()).collect(),
+            Self::Bf16 => halves().map(|half| bf16::from_le_bytes(*half).to_f32()).collect(),
         }
     }
 }
