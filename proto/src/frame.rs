@@ -111,6 +111,7 @@ mod tests {
             accuracy: Some(accuracy()),
             bytes: 1 << 60,
             took: Some(SaveTimes { stall_seconds: AWKWARD, seconds: 1e300 }),
+            fence_lost: true,
         }
     }
 

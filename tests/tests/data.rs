@@ -2,19 +2,26 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
-use std::path::Path;
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use baton_data::{
     Beton, Mode,
     write::{Array, FFCV_MIN_PAGE_BYTES, Field, FieldKind, Value, Writer},
 };
+use baton_job::exit;
 use baton_proto::v1::watch_events_response::Kind as Event;
 use baton_tests::{Cluster, kill};
 
+fn digits() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/digits/digits-train.beton")
+}
+
 /// Writes the digits as files with these numbers of samples; `damage` may change a stored image.
 fn shards(folder: &Path, sizes: &[u64], damage: impl Fn(u64, &mut Vec<u8>)) {
-    let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/digits/digits-train.beton");
-    let beton = Beton::open(digits).unwrap();
+    let beton = Beton::open(digits()).unwrap();
     let images = beton.image_column("image").unwrap();
     let labels = beton.int_column("label").unwrap();
     let fields = [Field::new("image", FieldKind::RgbImage), Field::new("label", FieldKind::Int)];
@@ -216,4 +223,25 @@ async fn status_shows_every_ranks_loader() {
         assert_eq!(loader.capacity, 3);
         assert!(loader.ready <= 3 && (0.0..=1.0).contains(&loader.wait));
     }
+}
+
+#[tokio::test]
+async fn nodes_with_other_contents_of_the_same_size_do_not_train_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut cluster = training_on(Path::new("train.beton")).set("cluster.min_ranks=2");
+    cluster.start_coordinator(&[]).await;
+    for (node, changed) in [("a", 0), ("b", 1)] {
+        let folder = folder.path().join(node);
+        fs::create_dir(&folder).unwrap();
+        let mut bytes = fs::read(digits()).unwrap();
+        let pixel = bytes.len() / 2;
+        bytes[pixel] ^= changed;
+        fs::write(folder.join("train.beton"), bytes).unwrap();
+        cluster.start_agent_by(&["env", "-C", folder.to_str().unwrap()], node, 1, &[], &[]);
+    }
+    let (coordinator, _) = cluster.finish().await;
+    let log = cluster.log("coordinator");
+    assert_eq!(coordinator.code(), Some(i32::from(exit::BAD_INPUT)), "{log}");
+    let expected = "train.beton differs between ranks: rank 1 has other contents of the same size, compared with rank 0";
+    assert!(log.contains(expected), "{log}");
 }

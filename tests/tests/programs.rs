@@ -5,12 +5,11 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Command,
 };
 
 use baton_job::exit;
 use baton_proto::v1::watch_events_response::Kind;
-use baton_tests::{Cluster, binary, children, in_time, interrupt, kill};
+use baton_tests::{Cluster, children, in_time, interrupt, kill};
 
 fn fixture(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/program/tests/fixtures");

@@ -383,6 +383,7 @@ mod tests {
             accuracy: None,
             bytes: 77,
             took: Some(SaveTimes { stall_seconds: 0.010, seconds: 0.040 }),
+            fence_lost: false,
         };
         let saved = timeline.record(Time(300), &Record::Saved(commit));
         timeline.event(&logged(300, JobEventKind::Saved, 1));

@@ -153,9 +153,10 @@ impl Store {
         Ok(())
     }
 
-    pub(crate) fn check_fence(&self, mine: Generation) -> Result<(), Error> {
+    /// The newest generation, which must not be newer than `mine`.
+    pub(crate) fn check_fence(&self, mine: Generation) -> Result<Generation, Error> {
         let fence = self.fence()?;
-        if mine < fence { Err(self.fenced(mine, fence)) } else { Ok(()) }
+        if mine < fence { Err(self.fenced(mine, fence)) } else { Ok(fence) }
     }
 
     /// The error of a writer of generation `mine`.

@@ -5,6 +5,7 @@ use std::{collections::HashMap, fmt};
 use baton_job::{Generation, JobId, Rank, message::Commit};
 use baton_recipe::{
     Step,
+    data_summary::DataSummary,
     progress::{Accuracy, Progress, better},
 };
 use serde::{Deserialize, Serialize};
@@ -19,7 +20,7 @@ use crate::{
 /// | version | added fields |
 /// |---|---|
 /// | 1 | |
-/// | 2 | `layout`, `frozen`; later the optional `train_samples` and `program` |
+/// | 2 | `layout`, `frozen`; later the optional `train_samples`, `program` and `data` |
 pub const VERSION: u32 = 2;
 
 /// Maximum size of a manifest, bytes. The manifest of a ResNet-152 with 8 shards has about 150 kB.
@@ -43,9 +44,12 @@ pub struct Manifest {
     pub step: Step,
     /// The position of training.
     pub progress: Progress,
-    /// Number of samples of the training set; absent if the writer did not know it.
+    /// Number of samples of the training set, in checkpoints from before `data`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub train_samples: Option<u64>,
+    /// The data that the state was trained with; absent if the writer did not know it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub data: Option<DataSummary>,
     /// Digest of the network's program, if its definition is a file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub program: Option<String>,
@@ -229,6 +233,7 @@ impl Manifest {
             accuracy: self.accuracy().cloned(),
             bytes: self.bytes(),
             took: None,
+            fence_lost: false,
         }
     }
 

@@ -38,7 +38,7 @@ impl Store {
     /// are kept so that a person can inspect them.
     pub fn prune(&self, retention: &Retention) -> Pruned {
         let mut pruned = Pruned::default();
-        let listed = self.check_fence(retention.generation).and_then(|()| self.list());
+        let listed = self.check_fence(retention.generation).and_then(|_| self.list());
         let entries = match listed {
             Ok(entries) => entries,
             Err(error) => {
@@ -64,7 +64,8 @@ impl Store {
             }
         }
         if !pruned.removed.is_empty()
-            && let Err(error) = self.sweep_frozen(|| self.check_fence(retention.generation))
+            && let Err(error) =
+                self.sweep_frozen(|| self.check_fence(retention.generation).map(|_| ()))
         {
             pruned.warnings.push(error.to_string());
         }

@@ -272,13 +272,13 @@ impl Store {
             return Err(Error::NotCommittable { name, problem });
         }
         // Check the fence before creating the manifest: module `fence` explains why.
-        self.check_fence(manifest.generation)?;
+        let fence = self.check_fence(manifest.generation)?;
         if let Some(existing) = self.create(&format!("{name}/{MANIFEST}"), &bytes)? {
             return Err(self.taken(manifest.id(), &existing));
         }
         // Best effort: no code reads this file, and the next commit writes it again.
         let _ = self.write(LATEST, format!("{name}\n").into(), PutMode::Overwrite);
-        Ok(manifest.to_commit())
+        Ok(Commit { fence_lost: fence < manifest.generation, ..manifest.to_commit() })
     }
 
     /// Removes one checkpoint, the manifest first, so that a partly removed checkpoint no longer counts as one. If the

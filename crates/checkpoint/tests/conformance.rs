@@ -58,6 +58,16 @@ fn a_commit_is_create_only_and_may_be_repeated() {
 }
 
 #[test]
+fn a_commit_says_whether_the_store_has_lost_its_fence() {
+    on_every_store(|store| {
+        store.raise_fence(Generation(1)).unwrap();
+        assert!(!store.commit(&written(store, id(1, 10), 2)).unwrap().fence_lost);
+        // As if another disk were at its place.
+        assert!(store.commit(&written(store, id(2, 20), 2)).unwrap().fence_lost);
+    });
+}
+
+#[test]
 fn a_commit_without_all_shards_is_refused() {
     on_every_store(|store| {
         let first = store.write_shard(&id(1, 10), Rank(0), 2, &snapshot(10, 0, 2)).unwrap();

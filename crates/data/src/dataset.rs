@@ -2,6 +2,7 @@
 
 mod labels;
 mod open_shards;
+mod summary;
 mod tokens;
 
 use std::{fmt, path::PathBuf, sync::Arc};
@@ -187,15 +188,6 @@ impl Dataset {
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
-    }
-
-    /// Total size of the files; 0 if they are in a bucket, which is the same for all nodes.
-    #[must_use]
-    pub fn local_bytes(&self) -> u64 {
-        match &self.shards {
-            Shards::Local(shards) => shards.iter().map(|shard| shard.beton.file_bytes()).sum(),
-            Shards::Remote(_) => 0,
-        }
     }
 
     /// Type of the inputs.

@@ -126,6 +126,9 @@ pub struct Commit {
     /// Time it took; known only to the process that wrote it, not when it is found in a store.
     #[serde(default)]
     pub took: Option<SaveTimes>,
+    /// Whether the store no longer had the fence of this generation: all that was saved before is most likely gone, too.
+    #[serde(default)]
+    pub fence_lost: bool,
 }
 
 /// How long a checkpoint took.

@@ -12,10 +12,12 @@
 //! | [`fit`] | the fit of a regression |
 //! | [`dry_run`] | the steps, rates and saves of a whole run, without training |
 //! | [`guard`] | divergence of training |
+//! | [`data_summary`] | what tells the data of two runs apart |
 
 #![forbid(unsafe_code)]
 
 mod count;
+pub mod data_summary;
 pub mod dry_run;
 pub mod fit;
 pub mod guard;

@@ -13,14 +13,10 @@ use baton_job::{
     Generation, Rank,
     message::{Restore, StateSource},
 };
-use baton_recipe::{JobSpec, Step, progress::Progress};
+use baton_recipe::{JobSpec, Step, data_summary::DataSummary, progress::Progress};
 use serde::{Deserialize, Serialize};
 
-use crate::{
-    Error, Learner,
-    inputs::{DataSummary, JobInputs},
-    restoring,
-};
+use crate::{Error, Learner, inputs::JobInputs, restoring};
 
 /// The state to start from, and where it comes from.
 #[derive(Debug, Serialize, Deserialize)]
@@ -96,7 +92,7 @@ pub(crate) fn plan<L: Learner>(
     let mine = Entrant {
         step: held.map(|position| position.progress.step),
         program: learner.program().map(str::to_owned),
-        data: context.inputs.summary(),
+        data: context.inputs.summary().clone(),
     };
     let all: Vec<Entrant> = gather(collective, &mine)?;
     let furthest = all.iter().filter_map(|entrant| entrant.step).max();
@@ -151,7 +147,16 @@ fn difference(all: &[Entrant], reference: usize, rank: usize, spec: &JobSpec) ->
             spec.model.definition()
         ));
     }
-    expected.data.difference(reference, &found.data, rank, spec)
+    // With other files on one node, or a file that was replaced while some ranks had it open, the job would train
+    // something else.
+    let (expected, found) = (&expected.data, &found.data);
+    let train = || Some((&spec.data.train, found.train.difference(&expected.train)?));
+    let val = || Some((&spec.data.val, found.val.difference(&expected.val)?));
+    let (set, difference) = train().or_else(val)?;
+    Some(format!(
+        "{set} differs between ranks: rank {rank} has {difference}, compared with rank {reference}; give all nodes the same \
+         files, and do not replace them during a run"
+    ))
 }
 
 /// Sends the state that [`plan`] agreed on to the ranks that lack it.

@@ -9,11 +9,11 @@ use baton_data::{
 use baton_language::model::read_decoder;
 use baton_recipe::{
     InputKind, JobSpec,
+    data_summary::DataSummary,
     dry_run::unusable_batches,
     progress::{Extent, Progress, TrainingPlan},
     spec::Order,
 };
-use serde::{Deserialize, Serialize};
 
 use crate::Error;
 
@@ -27,38 +27,11 @@ pub struct JobInputs {
     spec: Arc<JobSpec>,
     plan: TrainingPlan,
     cpus: CpuShare,
-}
-
-/// Samples and bytes of the data sets of a rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct DataSummary {
-    train: (u64, u64),
-    val: (u64, u64),
-}
-
-impl DataSummary {
-    /// How the data of `rank` differ from these, which `reference` has: with other files on one node, or a file that
-    /// was replaced while some ranks had it open, the job would train something else.
-    pub(crate) fn difference(
-        &self,
-        reference: usize,
-        other: &Self,
-        rank: usize,
-        spec: &JobSpec,
-    ) -> Option<String> {
-        let sets =
-            [(&spec.data.train, self.train, other.train), (&spec.data.val, self.val, other.val)];
-        let (set, (samples, bytes), (others, other_bytes)) =
-            sets.into_iter().find(|(_, mine, other)| mine != other)?;
-        Some(format!(
-            "{set} differs between ranks: {samples} samples in {bytes} bytes on rank {reference}, {others} samples in \
-             {other_bytes} bytes on rank {rank}; give all nodes the same files, and do not replace them during a run"
-        ))
-    }
+    summary: DataSummary,
 }
 
 impl JobInputs {
-    /// Opens both sets and checks every label. Copies of remote shards go to `cache_dir`, unless the recipe names
+    /// Opens both sets, checks every label and summarizes their contents. Copies of remote shards go to `cache_dir`, unless the recipe names
     /// another folder.
     ///
     /// # Errors
@@ -101,7 +74,8 @@ impl JobInputs {
         };
         let order = SampleOrder::new(data.order, spec.seed, data.shuffle_window, blocks);
         let (items, spec) = (Arc::new(items), spec.clone());
-        Ok(Self { train, val, order, items, spec, plan, cpus: CpuShare::default() })
+        let summary = DataSummary { train: train.summary()?, val: val.summary()? };
+        Ok(Self { train, val, order, items, spec, plan, cpus: CpuShare::default(), summary })
     }
 
     /// Limits the loaders to the rank's share of CPU cores, if the recipe pins threads.
@@ -128,10 +102,9 @@ impl JobInputs {
         self.items.weight(progress.epoch.0, positions.map(|position| order.at(position)))
     }
 
-    /// What must be equal on all ranks.
-    pub(crate) fn summary(&self) -> DataSummary {
-        let of = |set: &Dataset| (set.len(), set.local_bytes());
-        DataSummary { train: of(&self.train), val: of(&self.val) }
+    /// What must be equal on all ranks, and at every resume.
+    pub(crate) fn summary(&self) -> &DataSummary {
+        &self.summary
     }
 
     /// Type of a sample's input.

@@ -18,16 +18,13 @@ use baton_job::{
     Generation, Rank,
     message::{Restore, Restored, StateSource},
 };
-use baton_recipe::{
-    JobSpec,
-    progress::{Progress, TrainingPlan},
-    schedule::learning_rate,
-};
+use baton_recipe::{JobSpec, progress::Progress, schedule::learning_rate};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     Error, Learner,
     agree::{AgreedState, RestoreContext, RestorePlan, StateProvider, gather},
+    inputs::JobInputs,
     saving::layout,
 };
 
@@ -90,14 +87,13 @@ fn choose<L: Learner>(
     context: RestoreContext<'_>,
 ) -> Result<RestorePlan, Error> {
     let RestoreContext { spec, inputs, store, restore } = context;
-    let plan = inputs.plan();
     // Ok: the recipe's changes since the checkpoint. Err: the checkpoint is intact but cannot be used.
     let mut accepted = Ok(Vec::new());
     let mut alone = false;
     let program = learner.program().map(str::to_owned);
     let found = store.find(restore, &mut |found_in, manifest| {
         let location = found_in.location();
-        let read = changes(manifest, spec, plan, program.as_deref(), restore, location).and_then(
+        let read = changes(manifest, spec, inputs, program.as_deref(), restore, location).and_then(
             |changes| {
                 moves(manifest, learner)?;
                 // Other ranks may have no access to a folder that a user names.
@@ -152,7 +148,7 @@ fn choose<L: Learner>(
         changes,
         world_size: manifest.world_size,
         age_seconds: since_epoch.as_secs().saturating_sub(manifest.created_unix_seconds),
-        lr: learning_rate(spec, plan, &position.progress),
+        lr: learning_rate(spec, inputs.plan(), &position.progress),
         // Set once every rank has the state.
         seconds: 0.0,
     };
@@ -280,7 +276,7 @@ fn reader_of(writer: Rank, world_size: u32) -> Rank {
 fn changes(
     manifest: &Manifest,
     spec: &JobSpec,
-    plan: &TrainingPlan,
+    inputs: &JobInputs,
     program: Option<&str>,
     restore: &Restore,
     location: &str,
@@ -289,11 +285,19 @@ fn changes(
     if manifest.program.as_deref().is_some_and(|digest| program != Some(digest)) {
         changes.push(format!("the network in {} is another one", spec.model.definition()));
     }
-    if let Some(samples) = manifest.train_samples.filter(|samples| *samples != plan.samples) {
-        changes.push(format!(
-            "the training set {} has {} samples instead of {samples}",
-            spec.data.train, plan.samples
-        ));
+    let (data, samples) = (inputs.summary(), inputs.plan().samples);
+    let sets = manifest.data.iter().flat_map(|saved| {
+        [
+            ("training", &spec.data.train, data.train.difference(&saved.train)),
+            ("validation", &spec.data.val, data.val.difference(&saved.val)),
+        ]
+    });
+    changes.extend(sets.filter_map(|(name, set, difference)| {
+        Some(format!("the {name} set {set} has {}", difference?))
+    }));
+    if let Some(before) = manifest.train_samples.filter(|before| *before != samples) {
+        let set = &spec.data.train;
+        changes.push(format!("the training set {set} has {samples} samples instead of {before}"));
     }
     if changes.is_empty() || restore.allow_recipe_change {
         return Ok(changes);

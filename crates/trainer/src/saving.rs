@@ -125,9 +125,8 @@ impl Saver {
         self.evaluation = None;
         let (rank, world_size) = (collective.rank(), collective.world_size());
         let commit = (rank == Rank(0)).then(|| {
-            let train_samples = Some(job.inputs.plan().samples);
             let manifest = draft(learner, progress, id, world_size, job.id, &job.spec);
-            let manifest = Manifest { train_samples, ..manifest };
+            let manifest = Manifest { data: Some(job.inputs.summary().clone()), ..manifest };
             (manifest, retention(id.generation, restore, job))
         });
         let mut copy = std::mem::take(&mut self.spare);
@@ -376,6 +375,7 @@ fn draft<L: Learner>(
         step: progress.step,
         progress: progress.clone(),
         train_samples: None,
+        data: None,
         program: learner.program().map(str::to_owned),
         seed: spec.seed,
         virtual_ranks: spec.train.virtual_ranks,

@@ -381,6 +381,7 @@ fn every_number_is_in_the_right_field() {
         accuracy: Some(accuracy),
         bytes: 3,
         took: Some(SaveTimes { stall_seconds: 4.0, seconds: 5.0 }),
+        fence_lost: false,
     };
     let checkpoint = v1::Checkpoint {
         name: "step-1".into(),

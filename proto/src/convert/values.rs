@@ -104,7 +104,7 @@ impl From<EvaluationResult> for v1::EvaluatedStep {
 }
 
 impl From<Commit> for v1::Checkpoint {
-    fn from(Commit { name, generation, step, accuracy, bytes, took }: Commit) -> Self {
+    fn from(Commit { name, generation, step, accuracy, bytes, took, .. }: Commit) -> Self {
         let accuracy = accuracy.map(Into::into);
         let took = took
             .map(|SaveTimes { stall_seconds, seconds }| v1::SaveTimes { stall_seconds, seconds });

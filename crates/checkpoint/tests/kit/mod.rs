@@ -54,6 +54,7 @@ pub(crate) fn draft(id: SaveId, world_size: u32, shards: Vec<ShardEntry>) -> Man
         step: id.step,
         progress: Progress { step: id.step, ..Progress::default() },
         train_samples: None,
+        data: None,
         program: None,
         seed: 1,
         virtual_ranks: 8,

@@ -156,6 +156,16 @@ impl Beton {
         let _ = rustix::fs::fadvise(&self.file, 0, None, rustix::fs::Advice::DontNeed);
     }
 
+    /// Header, descriptors and rows.
+    pub(crate) fn head(&self) -> &[u8] {
+        &self.head
+    }
+
+    /// Reads the bytes that begin at `start` in the file, whatever they mean.
+    pub(crate) fn read_bytes(&self, start: u64, out: &mut [u8]) -> Result<(), Error> {
+        self.file.read_exact_at(out, start).map_err(Error::io("read", &self.path))
+    }
+
     /// Reads the bytes of a sample's value that begin at `start` in the file.
     pub(crate) fn read(&self, sample: u64, start: u64, out: &mut [u8]) -> Result<(), Error> {
         self.file.read_exact_at(out, start).map_err(|source| match source.kind() {

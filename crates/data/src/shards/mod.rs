@@ -42,6 +42,7 @@ mod signal;
 mod source;
 
 use bucket::CachedBucket;
+use object_store::ObjectMeta;
 pub use retry::{Remedy, RequestFault, RetryPolicy};
 use source::SourceLocation;
 
@@ -179,6 +180,18 @@ impl ShardSet {
                 bucket.objects.iter().map(|object| object.meta.size).max().unwrap_or_default()
             }
         }
+    }
+
+    /// Total size of the shards in a bucket, bytes, and their sizes and ETags, one shard a line; 0 and an empty text if
+    /// they are on disk.
+    #[must_use]
+    pub fn tags(&self) -> (u64, String) {
+        let Shards::Bucket { bucket, .. } = &self.shards else { return Default::default() };
+        let objects = bucket.objects.iter().map(|object| &object.meta);
+        let line = |meta: &ObjectMeta| {
+            format!("{} {}\n", meta.size, etag::bare(meta.e_tag.as_deref().unwrap_or("-")))
+        };
+        (objects.clone().map(|meta| meta.size).sum(), objects.map(line).collect())
     }
 
     /// The shard as a local file. Blocks until it has been fetched; it is not evicted while the lease exists.

@@ -12,6 +12,7 @@ mod kit;
 mod loader;
 mod regression;
 mod sketch;
+mod summary;
 mod text;
 mod write;
 mod write_images;

@@ -41,7 +41,7 @@ fn shard(path: &Path, number: u8) {
 struct TestSet {
     disk: TempDir,
     proxy: Proxy,
-    _server: Server,
+    server: Server,
     _cache: TempDir,
     options: shards::Options,
 }
@@ -60,7 +60,7 @@ impl TestSet {
         }
         let proxy = Proxy::start(server.address);
         let options = options(&proxy.address.to_string(), cache.path(), 6 * largest);
-        Self { disk, proxy, _server: server, _cache: cache, options }
+        Self { disk, proxy, server, _cache: cache, options }
     }
 
     fn local(&self) -> Arc<Dataset> {
@@ -112,6 +112,25 @@ fn a_bucket_gives_the_same_batches_as_files_on_disk() {
             assert!(batches(&remote, kind, epoch, start) == expected, "{kind:?}, epoch {epoch}");
         }
     }
+}
+
+#[test]
+fn the_summary_of_a_bucket_changes_with_any_object_and_its_size_is_that_of_the_files() {
+    let test_set = TestSet::new();
+    let summary = || test_set.remote(Labels::Ints).unwrap().summary().unwrap();
+    let before = summary();
+    assert_eq!(summary(), before);
+    let local = test_set.local().summary().unwrap();
+    assert_eq!((local.samples, local.bytes), (before.samples, before.bytes));
+    assert_eq!(local.difference(&before), None, "contents cannot be compared");
+
+    let path = test_set.disk.path().join("train-5.beton");
+    let mut bytes = fs::read(path).unwrap();
+    let last = bytes.len() - 1;
+    bytes[last] ^= 1;
+    test_set.server.bucket.put(&key(5), bytes);
+    let difference = summary().difference(&before);
+    assert_eq!(difference.as_deref(), Some("other contents of the same size"));
 }
 
 /// The cache is smaller than the data set, and still no shard is fetched twice.

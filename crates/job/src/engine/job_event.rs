@@ -97,16 +97,16 @@ pub(super) fn ranks_that(count: u32, one: &str, many: &str) -> String {
 
 /// Text for a committed checkpoint: its name, and the time it took.
 pub(super) fn describe_commit(commit: &Commit) -> String {
-    let name = &commit.name;
-    match commit.took {
-        None => format!("checkpoint {name} saved"),
-        Some(SaveTimes { stall_seconds, seconds }) => {
-            let stall = 1000.0 * stall_seconds;
-            format!(
-                "checkpoint {name} saved in {seconds:.1} s; training was blocked for {stall:.0} ms"
-            )
-        }
+    let mut text = format!("checkpoint {} saved", commit.name);
+    if let Some(SaveTimes { stall_seconds, seconds }) = commit.took {
+        let stall = 1000.0 * stall_seconds;
+        text += &format!(" in {seconds:.1} s; training was blocked for {stall:.0} ms");
     }
+    if commit.fence_lost {
+        text += "; but its store has lost what this job wrote before: is its disk still mounted? If not, this checkpoint \
+                 is in the folder that the disk was mounted on";
+    }
+    text
 }
 
 /// Text for training that waits for the previous checkpoint.

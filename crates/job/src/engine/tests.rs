@@ -257,6 +257,7 @@ fn commit(generation: u64, step: u64) -> Commit {
         accuracy: None,
         bytes: 1,
         took: None,
+        fence_lost: false,
     }
 }
 

@@ -153,6 +153,7 @@ fn commit() -> Commit {
         accuracy: None,
         bytes: 1,
         took: None,
+        fence_lost: false,
     }
 }
 

@@ -37,8 +37,15 @@ impl Store {
 
     pub(crate) fn put(&mut self, generation: Generation, step: u64, corrupted: bool) -> Commit {
         let name = format!("generation-{generation}-step-{step}");
-        let commit =
-            Commit { name, generation, step: Step(step), accuracy: None, bytes: 0, took: None };
+        let commit = Commit {
+            name,
+            generation,
+            step: Step(step),
+            accuracy: None,
+            bytes: 0,
+            took: None,
+            fence_lost: false,
+        };
         self.commits.push((commit.clone(), corrupted));
         commit
     }

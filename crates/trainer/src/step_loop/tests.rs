@@ -181,21 +181,37 @@ fn digits(set: &str) -> String {
 }
 
 #[test]
-fn a_resume_with_another_training_set_is_refused_unless_changes_are_allowed() {
+fn a_resume_with_other_data_is_refused_unless_changes_are_allowed() {
     let folder = tempfile::tempdir().unwrap();
     let location = folder.path().join("store");
-    let set = folder.path().join("train.beton");
-    let data = format!("data.train='{}'", set.display());
-    let resume = |contents: &str, generation: u64, restore: &Restore| {
-        std::fs::copy(digits(contents), &set).unwrap();
-        let mut trainer = trainer_with(location.to_str().unwrap(), &[&data]);
+    let [train, val] = ["train.beton", "val.beton"].map(|name| folder.path().join(name));
+    let data = [("train", &train), ("val", &val)];
+    let data = data.map(|(set, path)| format!("data.{set}='{}'", path.display()));
+    let resume = |generation: u64, restore: &Restore| {
+        let mut trainer = trainer_with(location.to_str().unwrap(), &[&data[0], &data[1]]);
         run_alone(&mut trainer, Generation(generation), restore).0
     };
-    resume("val", 1, &Restore::default()).unwrap();
-    let refused = resume("train", 2, &Restore::default()).unwrap_err().to_string();
-    assert!(refused.contains("has 1437 samples instead of 360"), "{refused}");
+    let refused =
+        |generation: u64| resume(generation, &Restore::default()).unwrap_err().to_string();
+    std::fs::copy(digits("val"), &train).unwrap();
+    std::fs::copy(digits("val"), &val).unwrap();
+    resume(1, &Restore::default()).unwrap();
+    resume(2, &Restore::default()).unwrap();
+
+    let mut bytes = std::fs::read(&val).unwrap();
+    let pixel = bytes.len() / 2;
+    bytes[pixel] ^= 1;
+    std::fs::write(&val, &bytes).unwrap();
+    let error = refused(3);
+    let expected =
+        format!("the validation set {} has other contents of the same size", val.display());
+    assert!(error.contains(&expected), "{error}");
+    std::fs::copy(digits("train"), &train).unwrap();
+    let error = refused(4);
+    let expected = format!("the training set {} has 1437 samples instead of 360", train.display());
+    assert!(error.contains(&expected), "{error}");
     let allowed = Restore { allow_recipe_change: true, ..Restore::default() };
-    assert!(matches!(resume("train", 3, &allowed), Ok(Outcome::Completed)));
+    assert!(matches!(resume(5, &allowed), Ok(Outcome::Completed)));
 }
 
 #[test]
@@ -210,9 +226,9 @@ fn ranks_with_different_data_do_not_train_together() {
         let error = ended.unwrap_err();
         assert_eq!(error.failure().class, baton_job::exit::Class::BadInput);
         let text = error.to_string();
-        let (first, second) = ("360 samples in ", "1437 samples in ");
-        assert!(text.contains(first) && text.contains(second), "{text}");
-        assert!(text.contains("on rank 1; give all nodes the same files"), "{text}");
+        let expected = "differs between ranks: rank 1 has 1437 samples instead of 360, compared with rank 0; \
+                        give all nodes the same files";
+        assert!(text.contains(expected), "{text}");
     }
 }
 
@@ -234,11 +250,9 @@ fn a_newcomer_with_different_data_fails_alone_and_the_others_keep_their_state() 
     for newcomer in [0, 2] {
         let (survives, failure) = &failures[newcomer];
         assert_eq!((*survives, failure.class), (false, baton_job::exit::Class::BadInput));
-        for expected in
-            ["360 samples in ", "on rank 1, 1437 samples", &format!("on rank {newcomer};")]
-        {
-            assert!(failure.message.contains(expected), "{failure:?}");
-        }
+        let expected =
+            format!("rank {newcomer} has 1437 samples instead of 360, compared with rank 1;");
+        assert!(failure.message.contains(&expected), "{failure:?}");
         assert_eq!(trainers[newcomer].step(), None);
     }
     let (survives, failure) = &failures[1];

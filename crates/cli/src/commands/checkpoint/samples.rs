@@ -107,6 +107,7 @@ impl Sample {
                 ..Progress::default()
             },
             train_samples: None,
+            data: None,
             program: None,
             seed: 1,
             virtual_ranks: 8,

@@ -29,6 +29,14 @@ fn a_checkpoint_is_published_once_with_the_time_it_took() {
         texts(&mut engine, JobEventKind::Saved, RankReport::Saved(commit(1, 60))),
         ["checkpoint step-60 saved"]
     );
+    let elsewhere = RankReport::Saved(Commit { fence_lost: true, ..commit(1, 70) });
+    assert_eq!(
+        texts(&mut engine, JobEventKind::Saved, elsewhere),
+        [
+            "checkpoint step-70 saved; but its store has lost what this job wrote before: is its disk still mounted? If \
+          not, this checkpoint is in the folder that the disk was mounted on"
+        ]
+    );
 }
 
 #[test]
