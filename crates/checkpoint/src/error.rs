@@ -3,7 +3,7 @@
 use std::{error, fmt, io, iter};
 
 use baton_job::Generation;
-use baton_s3::{BucketRefusal, brief, hide_password, refusal};
+use baton_s3::{BucketRefusal, CLOCK_REMEDY, brief, hide_password, refusal};
 use rustix::io::Errno;
 
 use crate::access::Location;
@@ -183,7 +183,7 @@ impl Error {
     #[must_use]
     pub fn is_refused(&self) -> bool {
         matches!(self, Self::Storage { location, source, .. } if is_bucket(location)
-            && matches!(refusal(source), Some(BucketRefusal::Access | BucketRefusal::Missing)))
+            && refusal(source).is_some_and(|refusal| refusal != BucketRefusal::Expired))
     }
 
     /// Whether another try would fail in the same way, because the input or the machine's setup is wrong.
@@ -308,6 +308,7 @@ fn remedy(location: &str, source: &object_store::Error) -> &'static str {
         Some(BucketRefusal::Access | BucketRefusal::Expired) if is_bucket(location) => {
             "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN, or the role of this machine: it must be allowed to list, read, write and delete objects"
         }
+        Some(BucketRefusal::Clock) if is_bucket(location) => CLOCK_REMEDY,
         Some(BucketRefusal::Missing) if is_bucket(location) => {
             "check the name of the bucket, AWS_REGION and AWS_ENDPOINT_URL"
         }
@@ -339,12 +340,16 @@ mod tests {
         assert!(failed("s3://bucket/job", timed_out()).is_transient());
         assert!(!failed("s3://bucket/job", refused()).is_transient());
         // A list is refused without a status of its own; a role's credentials are renewed.
-        for (code, is_transient) in [("AccessDenied", false), ("ExpiredToken", true)] {
+        for (code, is_transient, advice) in [
+            ("AccessDenied", false, "check AWS_ACCESS_KEY_ID"),
+            ("ExpiredToken", true, "check AWS_ACCESS_KEY_ID"),
+            ("RequestTimeTooSkewed", false, "set the clock of this machine"),
+        ] {
             let text = format!("<Error><Code>{code}</Code></Error>");
             let listed = object_store::Error::Generic { store: "S3", source: text.into() };
             let listed = failed("s3://bucket/job", listed);
             assert_eq!((listed.is_transient(), listed.is_refused()), (is_transient, !is_transient));
-            assert!(listed.to_string().contains("check AWS_ACCESS_KEY_ID"), "{listed}");
+            assert!(listed.to_string().contains(advice), "{listed}");
         }
         assert!(!failed("/runs/job", timed_out()).is_transient());
     }

@@ -15,7 +15,7 @@ use object_store::{
 use url::Url;
 
 pub use blocking::Blocking;
-pub use message::{BucketRefusal, ROLE, brief, hide_password, refusal};
+pub use message::{BucketRefusal, CLOCK_REMEDY, ROLE, brief, hide_password, refusal};
 
 /// The `AWS_*` environment variables of this process: credentials, region, `AWS_ENDPOINT_URL` and others that
 /// `object_store` supports.

@@ -30,7 +30,13 @@ pub enum BucketRefusal {
     Expired,
     /// The bucket or the object does not exist.
     Missing,
+    /// The clock of this machine is wrong.
+    Clock,
 }
+
+/// What to do about [`BucketRefusal::Clock`].
+pub const CLOCK_REMEDY: &str = "set the clock of this machine, as with `sudo systemctl restart systemd-timesyncd`: \
+                                requests are signed with the time";
 
 /// Why the bucket refused; `None` for any other error. For lists and for some codes `object_store` has only the text of the
 /// response.
@@ -46,13 +52,17 @@ pub fn refusal(error: &object_store::Error) -> Option<BucketRefusal> {
         "InvalidToken",
         "SignatureDoesNotMatch",
     ];
+    let text = innermost(error).to_string();
+    let code = tag(&text, "Code");
+    if code == Some("RequestTimeTooSkewed") {
+        return Some(BucketRefusal::Clock);
+    }
     match error {
         PermissionDenied { .. } | Unauthenticated { .. } => return Some(BucketRefusal::Access),
         NotFound { .. } => return Some(BucketRefusal::Missing),
         _ => {}
     }
-    let text = innermost(error).to_string();
-    match tag(&text, "Code")? {
+    match code? {
         "NoSuchBucket" => Some(BucketRefusal::Missing),
         "ExpiredToken" => Some(BucketRefusal::Expired),
         code => ACCESS.contains(&code).then_some(BucketRefusal::Access),
@@ -123,6 +133,11 @@ mod tests {
         assert_eq!(coded("ExpiredToken"), Some(BucketRefusal::Expired));
         assert_eq!(coded("NoSuchBucket"), Some(BucketRefusal::Missing));
         assert_eq!(coded("SlowDown"), None);
+        let denied = object_store::Error::PermissionDenied {
+            path: "a".to_owned(),
+            source: "<Error><Code>RequestTimeTooSkewed</Code></Error>".into(),
+        };
+        assert_eq!(refusal(&denied), Some(BucketRefusal::Clock));
         assert_eq!(refusal(&generic("connection refused")), None);
     }
 

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use baton_s3::{ROLE, brief};
+use baton_s3::{BucketRefusal, CLOCK_REMEDY, ROLE, brief, refusal};
 
 /// Timeouts and retries of requests.
 #[derive(Clone, Copy, Debug)]
@@ -72,6 +72,8 @@ pub enum RequestFault {
 pub enum Remedy {
     /// Credentials are missing, wrong, or insufficient.
     Credentials,
+    /// The clock of this machine is wrong.
+    Clock,
     /// There is no such bucket or object.
     Path,
     /// The bucket is in another region.
@@ -89,10 +91,12 @@ impl fmt::Display for Remedy {
                 "check AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_SESSION_TOKEN or the \
                  machine's role, and that they allow listing and reading this bucket"
             }
+            Self::Clock => CLOCK_REMEDY,
             Self::Path => "check the bucket and path, AWS_REGION and AWS_ENDPOINT_URL",
             Self::Region => "set AWS_REGION to the region of the bucket",
             Self::Restart => {
-                "start the job again to use the new version, and do not replace shards in use"
+                "put the old version back, or continue with the new one with --allow-recipe-change; do not replace \
+                 shards in use"
             }
             Self::Network => "check AWS_ENDPOINT_URL, the network, and the status of the store",
         })
@@ -126,6 +130,7 @@ impl RequestFault {
         let words = error.to_string();
         let has = |needles: &[&str]| needles.iter().any(|needle| words.contains(needle));
         match status(error) {
+            _ if refusal(error) == Some(BucketRefusal::Clock) => Remedy::Clock,
             _ if has(&[REDIRECT, "AuthorizationHeaderMalformed"]) => Remedy::Region,
             _ if has(&[ROLE, "ExpiredToken"]) => Remedy::Credentials,
             Some(401 | 403) => Remedy::Credentials,
@@ -231,6 +236,16 @@ mod tests {
             assert!((max_ms / 2..=max_ms).contains(&pause), "{pause} of {max_ms} ms");
         }
         assert_eq!(attempts.pause(&RequestFault::Stalled(Duration::ZERO)), None);
+    }
+
+    #[test]
+    fn a_wrong_clock_is_not_blamed_on_the_credentials() {
+        let skewed = "<Error><Code>RequestTimeTooSkewed</Code></Error>";
+        assert_eq!(generic(skewed).remedy(), Remedy::Clock);
+        assert_eq!(
+            generic("<Error><Code>ExpiredToken</Code></Error>").remedy(),
+            Remedy::Credentials
+        );
     }
 
     #[test]
