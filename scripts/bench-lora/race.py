@@ -35,9 +35,12 @@ evaluation = {{ every_epochs = 100 }}
 checkpoint = {{ every_epochs = 0, every_steps = 0 }}
 cluster = {{ device = "cpu" }}
 """
+SIDES = ["baton", "peft", "packed", "qlora", "peft_qlora"]
 AIMS = {
     "lora_step_ratio": (1.1, "at least"),
+    "qlora_step_ratio": (1.1, "at least"),
     "memory_ratio": (0.8, "at most"),
+    "qlora_memory_ratio": (0.8, "at most"),
     "packing_gain": (2.0, "at least"),
     "rank_kill_seconds": (3.0, "at most"),
 }
@@ -85,31 +88,37 @@ def main():
         sequences = json.loads(shown)["run"]["samples"]
         every = texts.read(TRAIN, texts.count(TRAIN))
         packed_tokens = sum(len(text) for text, _ in every) / sequences * COUNTED * each
-        found = {name: [] for name in ["baton", "packed", "peft", "kill"]}
+        found = {name: [] for name in [*SIDES, "kill"]}
         for number in range(1, arguments.rounds + 1):
 
             def baton(name, *settings, number=number):
                 folder = arguments.work / f"{name}-{number}"
                 return Baton(folder, arguments.baton, recipe, ["train.epochs=100", *settings])
 
+            def peft(name, *flags, number=number):
+                return Torch(arguments.work / f"{name}-{number}", HERE / "torch_side.py", *flags)
+
             common.say(f"round {number} of {arguments.rounds}")
             found["baton"].append(measured(baton("baton")))
-            found["peft"].append(measured(Torch(arguments.work / f"peft-{number}", HERE / "torch_side.py")))
+            found["peft"].append(measured(peft("peft")))
             found["packed"].append(measured(baton("packed", "data.packing=true")))
+            found["qlora"].append(measured(baton("qlora", "adapter.base=nf4")))
+            found["peft_qlora"].append(measured(peft("peft_qlora", "--nf4")))
             found["kill"].append(killed(baton("kill", "train.global_batch=2")))
         report(found, tokens, packed_tokens)
 
 
 def report(found, tokens, packed_tokens):
-    for name, of_side in [("baton", tokens), ("packed", packed_tokens), ("peft", tokens)]:
+    for name in SIDES:
+        of_side = packed_tokens if name == "packed" else tokens
         for number, (seconds, memory) in enumerate(found[name], 1):
             print(f"{name} {number}: {of_side / seconds:.0f} useful tokens/s, {memory:.0f} MiB per rank")
-    middle = {
-        name: tuple(map(statistics.median, zip(*found[name], strict=True))) for name in ["baton", "packed", "peft"]
-    }
+    middle = {name: tuple(map(statistics.median, zip(*found[name], strict=True))) for name in SIDES}
     result = {
         "lora_step_ratio": middle["peft"][0] / middle["baton"][0],
+        "qlora_step_ratio": middle["peft_qlora"][0] / middle["qlora"][0],
         "memory_ratio": middle["baton"][1] / middle["peft"][1],
+        "qlora_memory_ratio": middle["qlora"][1] / middle["peft_qlora"][1],
         "packing_gain": (packed_tokens / middle["packed"][0]) / (tokens / middle["peft"][0]),
         "rank_kill_seconds": statistics.median(found["kill"]),
     }

@@ -1,9 +1,10 @@
 """PyTorch's side of the LoRA bench: transformers and PEFT with DDP over gloo, as their users write it.
 
-    torchrun --nproc-per-node 2 torch_side.py --checkpoint FILE
+    torchrun --nproc-per-node 2 torch_side.py --checkpoint FILE [--nf4]
 
 Trains until it is killed; FILE is not used. Rank 0 prints a line per finished step: seconds since 1970, the step, and
-its process. Each batch is padded to its longest text.
+its process. Each batch is padded to its longest text. With --nf4 bitsandbytes quantises the model, and the layers are
+recomputed for the gradient, as `prepare_model_for_kbit_training` does by default.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from pathlib import Path
 import texts
 import torch
 import transformers
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
 from race import BATCH, CLIP, LR, MODEL, RANK, TRAIN
 
 STEPS = 64
@@ -34,11 +35,21 @@ def batch(samples):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--checkpoint", type=Path)
-    parser.parse_args()
+    parser.add_argument("--nf4", action="store_true")
+    arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.distributed.init_process_group("gloo")
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    model = transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32)
+    nf4 = transformers.BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.float32,
+    )
+    kind = {"quantization_config": nf4, "device_map": "cpu"} if arguments.nf4 else {}
+    model = transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32, **kind)
+    if arguments.nf4:
+        model = prepare_model_for_kbit_training(model)
     lora = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM")
     model = get_peft_model(model, lora).train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]

@@ -195,15 +195,15 @@ class Torch(Job):
     name = "torchrun"
     REPORTED_STEP = re.compile(r"^([\d.]+) step (\d+) of process (\d+)$")
 
-    def __init__(self, folder, script):
+    def __init__(self, folder, script, *flags):
         super().__init__(folder)
-        self.script = script
+        self.script, self.flags = script, flags
 
     def command(self):
         # torch.distributed.run is what torchrun calls; the script's first line may name another Python.
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         command += ["--nproc-per-node", 2, "--max-restarts", 10]
-        return [*command, self.script, "--checkpoint", self.folder / "checkpoint.pt"]
+        return [*command, self.script, "--checkpoint", self.folder / "checkpoint.pt", *self.flags]
 
     def environment(self):
         # Without the second variable, torch 2.11 gives restarted workers the store of the previous workers, with their

@@ -6,6 +6,9 @@ adapter matrix in float32.
 
 transformers computes attention with libtorch's fused operation ("sdpa"), as Baton does, or, where scores are capped,
 with its own ("eager").
+
+The models whose weights are NF4 are computed with the values that bitsandbytes makes of Baton's bytes, and the bytes are
+compared with those that bitsandbytes makes.
 """
 
 import json
@@ -13,10 +16,11 @@ import os
 import subprocess
 import sys
 
+import bitsandbytes.functional
 import torch
 import transformers
 from cases import error, load, save, worst, write_recipe
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 
 LOSS, LOGITS, GRADIENT = 1e-6, 1e-6, 1e-6
 SIZES = {
@@ -59,6 +63,10 @@ CASES = {
     "gemma2": ("Gemma2", "Gemma2Config", GEMMA | EAGER),
     "gemma3": ("Gemma3", "Gemma3TextConfig", GEMMA | ALTERNATING),
 }
+# Their linear layers are quantised too.
+QUANTISED = ["smollm", "qwen3", "gemma2"]
+# bitsandbytes' library for CPUs rounds a few scales to the neighbour of the nearest value; its CUDA kernels do not.
+OTHER_SCALES = 0.02
 LENGTHS = (24, 15, 9)
 PROMPTS = (7, 3, 5)
 
@@ -85,15 +93,9 @@ def reference(folder):
         for row, (length, prompt) in enumerate(zip(LENGTHS, PROMPTS, strict=True)):
             labels[row, :prompt], labels[row, length:] = -100, -100
             tokens[row, length:], mask[row, length:] = 0, 0
-        outputs = model.train()(input_ids=tokens, labels=labels, attention_mask=mask)
-        outputs.loss.backward()
-        results = {"loss": outputs.loss.detach(), "mask": mask.bool()}
-        results["logits"] = outputs.logits.detach()
-        for parameter_name, parameter in model.named_parameters():
-            if parameter.grad is not None:
-                results["grad." + parameter_name.replace(".default", "")] = parameter.grad
-        save(results, case / "torch.safetensors")
+        save({"input": tokens, "target": labels, "mask": mask}, case / "torch_inputs.safetensors")
         save({"input": tokens, "target": labels}, case / "inputs.safetensors")
+        save(computed(model, case), case / "torch.safetensors")
         write_recipe(
             case / "recipe.toml",
             model={
@@ -109,9 +111,55 @@ def reference(folder):
         )
 
 
-def probe(case):
+def computed(model, case):
+    """Loss, logits and the gradients of all that is trained."""
+    inputs = load(case / "torch_inputs.safetensors")
+    tokens, labels, mask = (inputs[name] for name in ["input", "target", "mask"])
+    outputs = model.train()(input_ids=tokens, labels=labels, attention_mask=mask)
+    outputs.loss.backward()
+    results = {"loss": outputs.loss.detach(), "mask": mask.bool(), "logits": outputs.logits.detach()}
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            results["grad." + name.replace(".default", "")] = parameter.grad
+    return results
+
+
+def quantised(case, table, name):
+    """The model with the values that bitsandbytes makes of Baton's bytes."""
+    (cache,) = (case / "model").glob("baton-nf4-v1-*.safetensors")
+    stored = load(cache)
+    config = transformers.AutoConfig.from_pretrained(case / "model")
+    attention = EAGER if CASES[name][2].get("attn_implementation") else {}
+    model = transformers.AutoModelForCausalLM.from_pretrained(case / "model", config=config, **attention).float()
+    codes, scales, others, furthest, outer = 0, 0, 0, 0, 0.0
+    for key, weight in model.named_parameters():
+        if key not in stored:
+            continue
+        packed, state = bitsandbytes.functional.quantize_4bit(
+            weight.data, blocksize=64, compress_statistics=True, quant_type="nf4"
+        )
+        packed, ours = packed.flatten(), stored[key]
+        codes += (packed != ours).sum().item() + abs(len(packed) - len(ours))
+        distance = (state.absmax.int() - stored[f"{key}.scales"].int()).abs()
+        scales, others = scales + len(distance), others + (distance > 0).sum().item()
+        furthest = max(furthest, distance.max().item())
+        outer = max(outer, error(stored[f"{key}.outer_scales"], state.state2.absmax))
+        state.absmax, state.offset = stored[f"{key}.scales"], stored[f"{key}.offset"][0]
+        state.state2.absmax = stored[f"{key}.outer_scales"]
+        # As one row: the library for CPUs decodes rows that are no multiple of 64 long with the scales of others.
+        state.shape = torch.Size([1, weight.numel()])
+        weight.data = bitsandbytes.functional.dequantize_4bit(ours.view(-1, 1), state).view_as(weight)
+    table.row(f"{name} nf4", "bytes of codes that differ", codes, 0)
+    table.row(f"{name} nf4", "share of scales that differ", others / scales, OTHER_SCALES, f"of {scales}")
+    table.row(f"{name} nf4", "codes between them", furthest, 1)
+    table.row(f"{name} nf4", "scales of scales", outer, 1e-6)
+    return PeftModel.from_pretrained(model, case / "adapter", is_trainable=True)
+
+
+def probe(case, changes=()):
     worker = os.path.join(os.environ["BATON_BIN"], "baton-worker")
     files = ["--recipe", "recipe.toml", "--inputs", "inputs.safetensors", "--out", "baton.safetensors"]
+    files += [word for change in changes for word in ("--set", change)]
     done = subprocess.run([worker, "probe", "--json", *files], cwd=case, capture_output=True, text=True)
     if done.returncode != 0:
         sys.exit(f"parity: {case.name}: {done.stderr}")
@@ -122,12 +170,20 @@ def compare(folder, table):
     for name in CASES:
         case = folder / name
         probe(case)
-        expected, found = load(case / "torch.safetensors"), load(case / "baton.safetensors")
-        mask = expected["mask"]
-        table.row(name, "loss", error(found["loss"], expected["loss"]), LOSS)
-        logits = error(found["output"][mask], expected["logits"][mask])
-        table.row(name, "logits", logits, LOGITS)
-        gradients = {key for key in expected if key.startswith("grad.")}
-        table.row(name, "adapters left out", len(gradients ^ {k for k in found if k.startswith("grad.")}), 0)
-        largest, tensor = worst({key: error(found[key], expected[key]) for key in gradients})
-        table.row(name, "gradient", largest, GRADIENT, tensor if largest > 0 else "")
+        compare_case(table, name, load(case / "torch.safetensors"), load(case / "baton.safetensors"))
+    for name in QUANTISED:
+        case = folder / name
+        probe(case, ["adapter.base=nf4"])
+        expected = computed(quantised(case, table, name), case)
+        compare_case(table, f"{name} nf4", expected, load(case / "baton.safetensors"))
+
+
+def compare_case(table, name, expected, found):
+    mask = expected["mask"]
+    table.row(name, "loss", error(found["loss"], expected["loss"]), LOSS)
+    logits = error(found["output"][mask], expected["logits"][mask])
+    table.row(name, "logits", logits, LOGITS)
+    gradients = {key for key in expected if key.startswith("grad.")}
+    table.row(name, "adapters left out", len(gradients ^ {k for k in found if k.startswith("grad.")}), 0)
+    largest, tensor = worst({key: error(found[key], expected[key]) for key in gradients})
+    table.row(name, "gradient", largest, GRADIENT, tensor if largest > 0 else "")

@@ -96,9 +96,11 @@ async fn adapters_end_with_the_same_bits_on_any_number_of_ranks() {
 }
 
 #[tokio::test]
-async fn adapters_continue_within_an_epoch_of_packed_texts_with_the_same_bits() {
+async fn adapters_of_a_quantised_model_continue_within_an_epoch_of_packed_texts_with_the_same_bits()
+{
     let files = Files::new();
     let cluster = files.train(Cluster::endless()).set("checkpoint.every_steps=2");
+    let cluster = cluster.set("adapter.base='nf4'");
     cluster.assert_same_bits_through_a_kill_and_with_other_ranks([2, 10, 16]).await;
 }
 

@@ -46,6 +46,8 @@ pub enum RandomPurpose {
     Layer = 5,
     /// Which texts share a sequence.
     Pack = 6,
+    /// Tokens of a generated text.
+    Generate = 7,
     /// Whether the writer stores an image as JPEG. Numbers from 16 on are for writing data.
     Store = 16,
     /// A synthetic signal.

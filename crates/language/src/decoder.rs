@@ -175,6 +175,14 @@ pub struct BaseTensor {
     pub shape: Vec<u64>,
 }
 
+impl BaseTensor {
+    /// Number of values.
+    #[must_use]
+    pub fn values(&self) -> u64 {
+        self.shape.iter().product()
+    }
+}
+
 impl DecoderModel {
     /// Outputs and inputs of a linear layer.
     #[must_use]
@@ -245,10 +253,22 @@ impl DecoderModel {
         all
     }
 
+    /// The weights of all linear layers, in the order of [`tensors`](Self::tensors).
+    #[must_use]
+    pub fn linear_weights(&self) -> Vec<BaseTensor> {
+        let weights = (0..self.layers.len()).flat_map(|layer| {
+            LinearKind::ALL.map(|linear| BaseTensor {
+                name: format!("{}{}.weight", layer_prefix(layer), linear.path()),
+                shape: self.linear_shape(linear).to_vec(),
+            })
+        });
+        weights.collect()
+    }
+
     /// Number of weights.
     #[must_use]
     pub fn parameters(&self) -> u64 {
-        self.tensors().iter().map(|tensor| tensor.shape.iter().product::<u64>()).sum()
+        self.tensors().iter().map(BaseTensor::values).sum()
     }
 }
 

@@ -11,6 +11,7 @@
 //! | [`adapter`] | [`AdapterLayout`]: which linear layers get LoRA matrices |
 //! | [`model`] | [`LanguageModel`]: all of it, for a recipe |
 //! | [`peft`] | the description of an adapter, as PEFT reads it |
+//! | [`nf4`] | 4-bit weights, and the file that holds them beside the model |
 //! | [`mod@merge`] | model and trained weights → a model folder |
 //! | [`gguf`] | a GGUF file → a model folder |
 //! | [`output`] | [`NewFolder`], and files of weights in it |
@@ -25,6 +26,7 @@ pub mod decoder;
 pub mod gguf;
 pub mod merge;
 pub mod model;
+pub mod nf4;
 pub mod output;
 pub mod peft;
 pub mod source;

@@ -8,6 +8,7 @@ use std::{
 };
 
 use baton_model::Float;
+use safetensors::Dtype;
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
@@ -167,7 +168,10 @@ impl NewFolder {
         let failure = |error: io::Error| self.failure(name, &error);
         let file = File::create(self.path().join(name)).map_err(failure)?;
         let mut file = BufWriter::new(file);
-        file.write_all(&header(tensors)).map_err(failure)?;
+        let listed = tensors
+            .iter()
+            .map(|tensor| (tensor.name.clone(), tensor.float.dtype(), tensor.shape.clone()));
+        file.write_all(&header(listed)).map_err(failure)?;
         for tensor in tensors {
             let values = read(tensor)?;
             let bytes = tensor.float.encode(&values).map_err(|value| {
@@ -241,19 +245,17 @@ fn divide(tensors: &[NewTensor], max: u64) -> Vec<&[NewTensor]> {
     files
 }
 
-/// The header of a safetensors file with these tensors, one after the other.
-fn header(tensors: &[NewTensor]) -> Vec<u8> {
+/// The header of a safetensors file with tensors of these names, formats and shapes, one after the other.
+pub(crate) fn header(tensors: impl IntoIterator<Item = (String, Dtype, Vec<u64>)>) -> Vec<u8> {
     let mut map = Map::new();
     // transformers refuses files that do not say so.
     map.insert("__metadata__".to_owned(), json!({"format": "pt"}));
     let mut end = 0;
-    for tensor in tensors {
+    for (name, dtype, shape) in tensors {
         let start = end;
-        end += tensor.bytes();
-        let entry = json!({
-            "dtype": tensor.float.dtype(), "shape": tensor.shape, "data_offsets": [start, end],
-        });
-        map.insert(tensor.name.clone(), entry);
+        end += shape.iter().product::<u64>() * dtype.bitsize() as u64 / 8;
+        let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": [start, end]});
+        map.insert(name, entry);
     }
     let mut text = Value::Object(map).to_string().into_bytes();
     // The values begin at a multiple of 8.

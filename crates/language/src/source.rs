@@ -56,6 +56,17 @@ impl WeightSource {
         Ok(source)
     }
 
+    /// Opens a single file.
+    ///
+    /// # Errors
+    /// It is not a safetensors file.
+    pub(crate) fn of_file(path: &Path) -> Result<Self, Error> {
+        let folder = path.parent().unwrap_or(path).to_owned();
+        let mut source = Self { folder, files: Vec::new(), tensors: BTreeMap::new() };
+        source.add(path)?;
+        Ok(source)
+    }
+
     fn add(&mut self, path: &Path) -> Result<(), Error> {
         let fail = |problem: String| Error::new(path, problem);
         let (file, bytes) = open_file(path, "download all files of the model again")?;
@@ -143,14 +154,22 @@ impl WeightSource {
     /// # Errors
     /// There is no such tensor, or the file cannot be read.
     pub fn read(&self, name: &str) -> Result<(Float, Vec<u8>), Error> {
-        let missing = || Error::new(&self.folder, format!("has no tensor {name}"));
-        let location = self.tensors.get(name).ok_or_else(missing)?;
-        let float = location.float().ok_or_else(missing)?;
+        let float = self.float(name).ok_or_else(|| self.missing(name))?;
+        Ok((float, self.bytes(name)?))
+    }
+
+    /// The bytes of a tensor of any format.
+    pub(crate) fn bytes(&self, name: &str) -> Result<Vec<u8>, Error> {
+        let location = self.tensors.get(name).ok_or_else(|| self.missing(name))?;
         let (path, file) = &self.files[location.file];
         let mut bytes = vec![0; location.len as usize];
         file.read_exact_at(&mut bytes, location.start)
             .map_err(|error| Error::new(path, format!("cannot be read: {error}")))?;
-        Ok((float, bytes))
+        Ok(bytes)
+    }
+
+    fn missing(&self, name: &str) -> Error {
+        Error::new(&self.folder, format!("has no tensor {name}"))
     }
 
     /// Adds the content of all files to a digest.

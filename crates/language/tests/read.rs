@@ -2,8 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail loudly")]
 
 mod kit;
+#[path = "kit/recipe.rs"]
+mod recipe;
 
-use std::{fs, path::Path, process::Command};
+use std::{fs, process::Command};
 
 use baton_language::{
     Activation, AdapterLayout, DecoderModel, LanguageModel, LinearKind, NormScale, RopeScaling,
@@ -15,6 +17,7 @@ use baton_recipe::{
     spec::{Adapter, BaseFormat},
 };
 use kit::{FAMILIES, config_of, write_model, write_weights};
+use recipe::recipe;
 use serde_json::{Value, json};
 
 fn read(config: &Value) -> DecoderModel {
@@ -137,16 +140,6 @@ fn what_is_not_computed_is_refused_by_name() {
     assert!(config::read("{").unwrap_err().starts_with("is not valid JSON"));
     // What switches nothing on is no reason to refuse a model.
     read(&changed("llama", json!({"some_list": [], "some_flag": false, "nothing": null})));
-}
-
-fn recipe(folder: &Path, change: &[&str]) -> JobSpec {
-    let text = format!(
-        "name = 'tune'\n[model]\narch = 'causal_lm'\npath = {folder:?}\n[adapter]\nrank = 4\nalpha = 8\n\
-         [data]\ntrain = 'x'\nval = 'x'\nsequence = 64\n[train]\nepochs = 1\nglobal_batch = 8\n\
-         [optimizer]\nkind = 'adamw'\n[schedule]\nkind = 'constant'\nlr = 1e-3\n[loss]\nkind = 'next_token'\n"
-    );
-    let change: Vec<String> = change.iter().map(|change| (*change).to_owned()).collect();
-    JobSpec::from_toml(&text, &change).unwrap()
 }
 
 #[test]

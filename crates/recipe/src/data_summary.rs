@@ -18,14 +18,14 @@ pub struct SetSummary {
     pub samples: u64,
     /// Total size of the files, bytes.
     pub bytes: u64,
-    /// Digest of the contents.
-    pub contents: Contents,
+    /// The digest of the contents.
+    pub contents: ContentDigest,
 }
 
 /// A digest, as 64 hexadecimal digits, of what is quick to read.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Contents {
+pub enum ContentDigest {
     /// Of local files: all of small ones, and of large ones the rows (labels, sizes and positions of the values) and a
     /// part of the values.
     Files(String),
@@ -42,8 +42,8 @@ impl SetSummary {
             (found != wanted).then(|| format!("{found} {unit} instead of {wanted}"))
         };
         let others = || match (&self.contents, &expected.contents) {
-            (Contents::Files(found), Contents::Files(wanted))
-            | (Contents::Objects(found), Contents::Objects(wanted)) => {
+            (ContentDigest::Files(found), ContentDigest::Files(wanted))
+            | (ContentDigest::Objects(found), ContentDigest::Objects(wanted)) => {
                 (found != wanted).then(|| "other contents of the same size".to_owned())
             }
             _ => None,
@@ -58,14 +58,14 @@ impl SetSummary {
 mod tests {
     use super::*;
 
-    fn summary(samples: u64, bytes: u64, contents: Contents) -> SetSummary {
+    fn summary(samples: u64, bytes: u64, contents: ContentDigest) -> SetSummary {
         SetSummary { samples, bytes, contents }
     }
 
     #[test]
     fn the_first_difference_is_named() {
-        let files = |digest: &str| Contents::Files(digest.to_owned());
-        let objects = |digest: &str| Contents::Objects(digest.to_owned());
+        let files = |digest: &str| ContentDigest::Files(digest.to_owned());
+        let objects = |digest: &str| ContentDigest::Objects(digest.to_owned());
         let set = summary(360, 4096, files("a"));
         let difference = |other: SetSummary| other.difference(&set);
         assert_eq!(difference(set.clone()), None);
@@ -84,8 +84,8 @@ mod tests {
     #[test]
     fn the_saved_form_does_not_change() {
         let set = |contents| summary(3, 4096, contents);
-        let train = set(Contents::Files("ab".to_owned()));
-        let data = DataSummary { train, val: set(Contents::Objects("cd".to_owned())) };
+        let train = set(ContentDigest::Files("ab".to_owned()));
+        let data = DataSummary { train, val: set(ContentDigest::Objects("cd".to_owned())) };
         let saved = r#"{"train":{"samples":3,"bytes":4096,"contents":{"files":"ab"}},"val":{"samples":3,"bytes":4096,"contents":{"objects":"cd"}}}"#;
         assert_eq!(serde_json::to_string(&data).unwrap(), saved);
         assert_eq!(serde_json::from_str::<DataSummary>(saved).unwrap(), data);

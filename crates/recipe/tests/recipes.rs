@@ -130,6 +130,8 @@ fn all_shipped_recipes_exist() {
         "dilated_signals",
         "efficientnet_digits",
         "gemma2_2b_lora_a100",
+        "gemma2_2b_qlora_a100",
+        "gemma2_2b_qlora_t4",
         "llama32_1b_lora_l4",
         "resnet34_1d_signals",
         "resnet50_a100_bf16_adamw",

@@ -12,6 +12,7 @@
 //! | `checkpointing`, `saving` with `state_copy`, `evaluation` | work that all ranks do together |
 //! | `inputs` | data sets, cut into micro-batches |
 //! | `activity`, `step_metrics`, `throughput`, `loader_watch` | what a rank reports while it trains |
+//! | [`generation`] | how the next token of a generated text is chosen |
 //! | `digest` | the digest of the whole training state |
 //! | `suspects` | the micro-batches that may have caused a divergence |
 //! | `bits` | floating-point numbers in JSON, with every bit |
@@ -25,6 +26,7 @@ mod controls;
 mod digest;
 mod error;
 mod evaluation;
+pub mod generation;
 mod inputs;
 #[cfg(test)]
 #[path = "../../recipe/tests/kit/mod.rs"]

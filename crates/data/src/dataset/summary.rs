@@ -1,6 +1,6 @@
 //! The digest of a data set that is computed at every start, so it reads little.
 
-use baton_recipe::data_summary::{Contents, SetSummary};
+use baton_recipe::data_summary::{ContentDigest, SetSummary};
 
 use super::{Dataset, Shard, Shards};
 use crate::Error;
@@ -8,9 +8,9 @@ use crate::Error;
 /// Up to this many bytes, all files of a set are read.
 const WHOLE_SET_BYTES: u64 = 64 << 20;
 /// Number of blocks that are read of a larger set. They are far apart: a network disk takes a millisecond for each.
-const BLOCKS: u64 = 128;
+const SAMPLED_BLOCKS: u64 = 128;
 /// Size of a block, bytes.
-const BLOCK_BYTES: usize = 4096;
+const SAMPLED_BYTES: usize = 4096;
 /// Number of bytes that are read at a time from a small set.
 const READ_BYTES: usize = 1 << 20;
 
@@ -24,11 +24,11 @@ impl Dataset {
         let (bytes, contents) = match &self.shards {
             Shards::Local(shards) => {
                 let bytes = shards.iter().map(|shard| shard.beton.file_bytes()).sum();
-                (bytes, Contents::Files(digest(shards.iter().map(AsRef::as_ref), bytes)?))
+                (bytes, ContentDigest::Files(digest(shards.iter().map(AsRef::as_ref), bytes)?))
             }
             Shards::Remote(_) => {
                 let (bytes, tags) = self.set.tags();
-                (bytes, Contents::Objects(blake3::hash(tags.as_bytes()).to_string()))
+                (bytes, ContentDigest::Objects(blake3::hash(tags.as_bytes()).to_string()))
             }
         };
         Ok(SetSummary { samples: self.len(), bytes, contents })
@@ -53,11 +53,11 @@ fn digest<'a>(
         }
         return Ok(digest.finalize().to_string());
     }
-    let blocks = || Blocks { stride: bytes / BLOCKS, next: 0 };
+    let blocks = || Blocks { stride: bytes / SAMPLED_BLOCKS, next: 0 };
     let mut ahead = blocks();
     for Shard { beton, .. } in shards.clone() {
         ahead.of_file(beton.file_bytes(), |start| {
-            beton.read_ahead(start, BLOCK_BYTES as u64);
+            beton.read_ahead(start, SAMPLED_BYTES as u64);
             Ok(())
         })?;
     }
@@ -66,7 +66,7 @@ fn digest<'a>(
         digest.update(&beton.file_bytes().to_le_bytes());
         digest.update(beton.head());
         blocks.of_file(beton.file_bytes(), |start| {
-            let mut block = [0; BLOCK_BYTES];
+            let mut block = [0; SAMPLED_BYTES];
             beton.read_bytes(start, &mut block)?;
             digest.update(&block);
             Ok(())
@@ -89,7 +89,7 @@ impl Blocks {
         bytes: u64,
         mut read: impl FnMut(u64) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        while self.next + BLOCK_BYTES as u64 <= bytes {
+        while self.next + SAMPLED_BYTES as u64 <= bytes {
             read(self.next)?;
             self.next += self.stride;
         }

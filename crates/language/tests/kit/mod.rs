@@ -6,7 +6,7 @@ pub(crate) mod gguf;
 
 use std::{fs, path::Path};
 
-use baton_language::{DecoderModel, config};
+use baton_language::{DecoderModel, config, decoder::BaseTensor};
 use safetensors::{Dtype, serialize_to_file, tensor::TensorView};
 use serde_json::{Value, json};
 
@@ -64,14 +64,26 @@ pub(crate) fn write_weights(
             state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 40) as f32 / (1_u32 << 24) as f32 - 0.5
     };
+    // All values are made, so that they do not depend on what is chosen.
     let all = decoder.tensors().into_iter().map(|tensor| {
-        let values = 0..tensor.shape.iter().product::<u64>();
         // Norms scale by about one.
         let offset = if tensor.name.ends_with("norm.weight") { 0.9 } else { 0.0 };
-        let bytes: Vec<u8> = values.flat_map(|_| (offset + 0.4 * next()).to_le_bytes()).collect();
-        (tensor.name, tensor.shape, bytes)
+        let values = (0..tensor.values()).map(|_| offset + 0.4 * next()).collect();
+        (tensor, values)
     });
-    let all: Vec<_> = all.filter(|(name, ..)| chosen(name)).collect();
+    let all: Vec<_> = all.filter(|(tensor, _)| chosen(&tensor.name)).collect();
+    write_tensors(path, &all);
+}
+
+/// Writes tensors with these values as f32.
+pub(crate) fn write_tensors(path: &Path, tensors: &[(BaseTensor, Vec<f32>)]) {
+    let all: Vec<(&str, &[u64], Vec<u8>)> = tensors
+        .iter()
+        .map(|(tensor, values)| {
+            let bytes = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            (tensor.name.as_str(), tensor.shape.as_slice(), bytes)
+        })
+        .collect();
     let views = all.iter().map(|(name, shape, bytes)| {
         let shape = shape.iter().map(|dim| *dim as usize).collect();
         (name, TensorView::new(Dtype::F32, shape, bytes).unwrap())

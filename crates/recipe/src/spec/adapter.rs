@@ -24,7 +24,8 @@ pub struct Adapter {
     /// PEFT's `target_modules`.
     #[serde(default = "targets")]
     pub targets: Vec<String>,
-    /// Number format of the model's weights: `auto` (that of `precision.compute`), `fp32`, `bf16`.
+    /// Number format of the model's weights: `auto` (that of `precision.compute`), `fp32`, `bf16`; or `nf4` (QLoRA):
+    /// 4.13 bits for each weight of a linear layer, the others as `auto`.
     #[serde(default)]
     pub base: BaseFormat,
 }
@@ -47,6 +48,8 @@ pub enum BaseFormat {
     Fp32,
     /// bfloat16.
     Bf16,
+    /// 4-bit NF4 with double quantisation (QLoRA) for the linear layers; the rest as `auto`.
+    Nf4,
 }
 
 impl Adapter {

@@ -31,9 +31,12 @@ use super::{
     weights,
     working::{self, FrozenTensors, WorkingWeights},
 };
-use crate::learner::{
-    BatchEvaluation, DeferredScalar, Error, EvaluatedWeights, Leaf, Learner, Region, TAIL,
-    TensorLocation, Update, VOTE,
+use crate::{
+    generation::Generation,
+    learner::{
+        BatchEvaluation, DeferredScalar, Error, EvaluatedWeights, Leaf, Learner, Region, TAIL,
+        TensorLocation, Update, VOTE,
+    },
 };
 
 /// The statistics that BatchNorm uses.
@@ -332,6 +335,22 @@ impl TorchLearner {
         if let Some(averaged) = &mut self.averaged {
             averaged.working.cast.invalidate();
         }
+    }
+
+    /// Continues each prompt, a list of at least one token id, all of them at the same time. `on_token` gets the number of
+    /// a prompt and its next token; generation ends early when it returns false.
+    ///
+    /// # Errors
+    /// The network is no language model; the device failed.
+    pub fn generate(
+        &mut self,
+        prompts: &[Vec<i64>],
+        generation: &Generation,
+        on_token: &mut dyn FnMut(usize, i64) -> bool,
+    ) -> Result<(), Error> {
+        self.refresh()?;
+        let state = state(&self.working, &self.running_views, None);
+        self.network.generate(prompts, state, generation, on_token)
     }
 
     pub(super) fn refresh(&mut self) -> Result<(), Error> {

@@ -8,7 +8,7 @@ use baton_data::random::Draws;
 use baton_model::{InputShape, NetworkDescription};
 use tch::{Kind, Tensor};
 
-use crate::learner::Error;
+use crate::{generation::Generation, learner::Error};
 
 /// A network on a device. Its state belongs to the learner.
 pub(super) trait TorchNetwork: Debug + Send {
@@ -69,6 +69,20 @@ pub(super) trait TorchNetwork: Debug + Send {
         _state: NetworkState<'_>,
     ) -> Result<Option<Tensor>, Error> {
         Ok(None)
+    }
+
+    /// Continues texts: see [`TorchLearner::generate`](super::TorchLearner::generate).
+    ///
+    /// # Errors
+    /// The network has no texts; the device failed.
+    fn generate(
+        &self,
+        _prompts: &[Vec<i64>],
+        _state: NetworkState<'_>,
+        _generation: &Generation,
+        _on_token: &mut dyn FnMut(usize, i64) -> bool,
+    ) -> Result<(), Error> {
+        Err(Error::Recipe("model.arch: only a causal_lm generates text".to_owned()))
     }
 
     /// Outputs, loss and gradients of a batch. `loss(outputs)` returns the loss to report, and the scalar to

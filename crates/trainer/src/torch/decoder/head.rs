@@ -8,10 +8,10 @@ use tch::{Kind, Reduction, Tensor};
 const LOGITS_CHUNK_BYTES: i64 = 64 << 20;
 
 /// The last linear layer.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Head<'a> {
+#[derive(Debug)]
+pub(super) struct Head {
     /// (V, C)
-    pub(super) weight: &'a Tensor,
+    pub(super) weight: Tensor,
     pub(super) is_trained: bool,
     /// Cap of logits.
     pub(super) cap: Option<f64>,
@@ -28,7 +28,7 @@ pub(super) struct HeadGradients {
     pub(super) weight: Option<Tensor>,
 }
 
-impl Head<'_> {
+impl Head {
     /// Outputs for activations (N, C) and targets (N), as in [`HeadGradients`].
     pub(super) fn outputs(&self, x: &Tensor, targets: &Tensor) -> tch::Result<Tensor> {
         let weight = self.weight.f_to_kind(self.kind)?;
@@ -131,7 +131,12 @@ mod tests {
         let x = Tensor::randn([150, 4], (Kind::Float, Device::Cpu));
         let targets = Tensor::randint(262_144, [150], (Kind::Int64, Device::Cpu));
         let shares = Tensor::ones([150], (Kind::Float, Device::Cpu));
-        let head = Head { weight: &weight, is_trained: true, cap: Some(3.0), kind: Kind::Float };
+        let head = Head {
+            weight: weight.shallow_clone(),
+            is_trained: true,
+            cap: Some(3.0),
+            kind: Kind::Float,
+        };
         let chunked = head.gradients(&x, &targets, &shares).unwrap();
         let (x, free) = (x.set_requires_grad(true), weight.detach().set_requires_grad(true));
         let logits = (x.linear::<Tensor>(&free, None) / 3.0).tanh() * 3.0;

@@ -9,6 +9,8 @@
 
 mod attention;
 mod dropout;
+mod frozen;
+mod generate;
 mod head;
 mod rope;
 
@@ -18,6 +20,7 @@ use baton_data::random::Draws;
 use baton_language::{
     AdaptedLinear, DecoderModel, LanguageModel, LinearKind, NormScale,
     decoder::{BaseTensor, EMBEDDING, FINAL_NORM, HEAD, HEAD_NORMS, layer_prefix},
+    nf4::Nf4Source,
 };
 use baton_model::{Float, InputShape, NetworkDescription};
 use baton_recipe::{JobSpec, spec::BaseFormat};
@@ -26,6 +29,8 @@ use tch::{Device, Kind, Tensor};
 use self::{
     attention::Attention,
     dropout::Dropout,
+    frozen::{FrozenWeight, Nf4Tables},
+    generate::KvCache,
     head::Head,
     rope::{RopeTable, rotate},
 };
@@ -34,7 +39,7 @@ use super::{
     network::{NetworkInputs, NetworkState, PassResult, TorchNetwork},
     working,
 };
-use crate::learner::Error;
+use crate::{generation::Generation, learner::Error};
 
 /// A language model on a device.
 #[derive(Debug)]
@@ -60,7 +65,7 @@ pub(super) struct DecoderNetwork {
 #[derive(Debug)]
 enum ModelWeights {
     /// Only an adapter is trained.
-    Frozen(Vec<Tensor>),
+    Frozen(Vec<FrozenWeight>),
     /// They are the parameters, with these initial values.
     Trained(LanguageModel),
 }
@@ -119,28 +124,25 @@ impl DecoderNetwork {
             .collect::<Result<Vec<_>, _>>()?;
         let final_norm = index(FINAL_NORM)?;
         let kind = working::kind(spec.precision.compute);
-        let base_kind = match model.base {
-            BaseFormat::Auto => kind,
-            BaseFormat::Fp32 => Kind::Float,
-            BaseFormat::Bf16 => Kind::BFloat16,
-        };
         let mut parts = parts(&description, model.adapter.is_none(), final_norm);
         recompute(&mut parts, &spec.train.recompute)?;
+        if model.base == BaseFormat::Nf4 {
+            // Or else every dense weight would be kept for the backward pass.
+            let layers = 1..=layers.len();
+            parts[layers].iter_mut().for_each(|part| part.is_recomputed = true);
+        }
+        let digest = model.digest().map_err(|error| recipe(&error))?;
         let adapter = model.adapter.as_ref();
         Ok(Self {
-            digest: model.digest().map_err(|error| recipe(&error))?,
             head: index(if model.decoder.ties_head { EMBEDDING } else { HEAD })?,
             adapter_scale: adapter.map_or(0.0, |adapter| adapter.scale),
             dropout: adapter.map_or(0.0, |adapter| adapter.dropout),
             decoder: model.decoder.clone(),
             weights: match adapter {
                 None => ModelWeights::Trained(model),
-                Some(_) => {
-                    let base =
-                        tensors.iter().map(|tensor| value(&model, tensor, base_kind, device));
-                    ModelWeights::Frozen(base.collect::<Result<_, _>>()?)
-                }
+                Some(_) => ModelWeights::Frozen(frozen(&model, &digest, kind, device)?),
             },
+            digest,
             layers,
             parts,
             final_norm,
@@ -151,10 +153,10 @@ impl DecoderNetwork {
     }
 
     /// A tensor of the model, by its index in [`DecoderModel::tensors`].
-    fn tensor<'a>(&'a self, index: usize, state: NetworkState<'a>) -> &'a Tensor {
+    fn tensor(&self, index: usize, state: NetworkState<'_>) -> tch::Result<Tensor> {
         match &self.weights {
-            ModelWeights::Frozen(base) => &base[index],
-            ModelWeights::Trained(_) => &state.parameters[index],
+            ModelWeights::Frozen(base) => base[index].dense(),
+            ModelWeights::Trained(_) => Ok(state.parameters[index].shallow_clone()),
         }
     }
 
@@ -168,8 +170,8 @@ impl DecoderNetwork {
     }
 
     fn embed(&self, pass: &Pass<'_>) -> tch::Result<Tensor> {
-        let weight = self.tensor(0, pass.state);
-        let x = Tensor::f_embedding(weight, pass.tokens, -1, false, false)?;
+        let weight = self.tensor(0, pass.state)?;
+        let x = Tensor::f_embedding(&weight, pass.tokens, -1, false, false)?;
         let x = match self.decoder.embedding_scale {
             None => x,
             // Rounded to the number format of the weights, as transformers does.
@@ -217,7 +219,11 @@ impl DecoderNetwork {
             window: settings.window,
             groups: (heads / kv_heads.max(1)) as i64,
         };
-        let attended = attention.of_texts([&queries, &keys, &values], pass.lengths)?;
+        let earlier = |text: usize, new: [Tensor; 2]| match pass.cache {
+            None => Ok(new),
+            Some(cache) => cache.add(layer, text, new),
+        };
+        let attended = attention.of_texts([&queries, &keys, &values], pass.lengths, &earlier)?;
         self.linear(layer, LinearKind::Output, &attended, pass)
     }
 
@@ -240,9 +246,7 @@ impl DecoderNetwork {
         pass: &Pass<'_>,
     ) -> tch::Result<Tensor> {
         let LinearTensors { weight, bias, adapter } = self.layers[layer].linears[linear.index()];
-        let weight = self.tensor(weight, pass.state);
-        let bias = bias.map(|bias| self.tensor(bias, pass.state));
-        let cast = |tensor: &Tensor| tensor.f_to_kind(self.kind);
+        let cast = |index: usize| self.tensor(index, pass.state)?.f_to_kind(self.kind);
         let bias = bias.map(cast).transpose()?;
         let y = x.f_linear(&cast(weight)?, bias.as_ref())?;
         let Some((a, b)) = adapter else { return Ok(y) };
@@ -259,7 +263,7 @@ impl DecoderNetwork {
 
     /// RMSNorm over the last axis (Zhang & Sennrich 2019, arXiv 1910.07467), in f32.
     fn norm(&self, weight: usize, x: &Tensor, state: NetworkState<'_>) -> tch::Result<Tensor> {
-        let weight = self.tensor(weight, state);
+        let weight = self.tensor(weight, state)?;
         let wide = x.f_to_kind(Kind::Float)?;
         let mean = wide.f_square()?.f_mean_dim(&[-1_i64][..], true, Kind::Float)?;
         let wide = wide.f_mul(&mean.f_add_scalar(self.decoder.norm_eps)?.f_rsqrt()?)?;
@@ -272,7 +276,9 @@ impl DecoderNetwork {
         }
     }
 
-    fn ropes(&self, lengths: &[i64]) -> tch::Result<Vec<RopeTable>> {
+    /// The rotary positions of texts of these lengths, which begin at position 0 or at `starts`.
+    fn ropes(&self, lengths: &[i64], starts: Option<&[i64]>) -> tch::Result<Vec<RopeTable>> {
+        let zeros = vec![0; lengths.len()];
         let mut tables: Vec<RopeTable> = Vec::new();
         for layer in &self.decoder.layers {
             if tables.iter().all(|table| table.rope != layer.rope) {
@@ -280,7 +286,7 @@ impl DecoderNetwork {
                 tables.push(RopeTable::new(
                     layer.rope,
                     head_dim,
-                    lengths,
+                    (lengths, starts.unwrap_or(&zeros)),
                     (self.kind, self.device),
                 )?);
             }
@@ -288,8 +294,8 @@ impl DecoderNetwork {
         Ok(tables)
     }
 
-    fn head<'a>(&'a self, state: NetworkState<'a>) -> tch::Result<Head<'a>> {
-        let weight = self.tensor(self.head, state);
+    fn head(&self, state: NetworkState<'_>) -> tch::Result<Head> {
+        let weight = self.tensor(self.head, state)?;
         let is_trained = match self.weights {
             ModelWeights::Frozen(_) => false,
             ModelWeights::Trained(_) => !self.description.parameters[self.head].is_frozen(),
@@ -306,6 +312,8 @@ struct Pass<'a> {
     ropes: Vec<RopeTable>,
     state: NetworkState<'a>,
     dropout: Option<Dropout>,
+    /// Keys and values of the tokens before these, while text is generated.
+    cache: Option<&'a KvCache>,
 }
 
 /// Consecutive parts whose gradients are computed together.
@@ -374,6 +382,16 @@ impl TorchNetwork for DecoderNetwork {
         x.map(logits).transpose().during("forward pass")
     }
 
+    fn generate(
+        &self,
+        prompts: &[Vec<i64>],
+        state: NetworkState<'_>,
+        generation: &Generation,
+        on_token: &mut dyn FnMut(usize, i64) -> bool,
+    ) -> Result<(), Error> {
+        self.generated(prompts, state, generation, on_token)
+    }
+
     fn gradients(
         &self,
         inputs: &NetworkInputs,
@@ -381,11 +399,11 @@ impl TorchNetwork for DecoderNetwork {
         mut random: Draws,
         loss: &mut dyn FnMut(&Tensor) -> tch::Result<(Tensor, Tensor)>,
     ) -> Result<PassResult, Error> {
-        let ropes = self.ropes(&inputs.lengths).during("rotary positions")?;
+        let ropes = self.ropes(&inputs.lengths, None).during("rotary positions")?;
         let dropout =
             (self.dropout > 0.0).then(|| Dropout { share: self.dropout, seed: random.bits() });
         let (tokens, lengths) = (&inputs.main, inputs.lengths.as_slice());
-        let pass = Pass { tokens, lengths, ropes, state, dropout };
+        let pass = Pass { tokens, lengths, ropes, state, dropout, cache: None };
         let (x, groups) = self.forward(&pass).during("forward pass")?;
         let result = || {
             // Each label's part of the objective, which is linear in the outputs.
@@ -421,9 +439,9 @@ impl DecoderNetwork {
         state: NetworkState<'_>,
         is_interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Tensor>, Error> {
-        let ropes = self.ropes(&inputs.lengths).during("rotary positions")?;
+        let ropes = self.ropes(&inputs.lengths, None).during("rotary positions")?;
         let (tokens, lengths) = (&inputs.main, inputs.lengths.as_slice());
-        let pass = Pass { tokens, lengths, ropes, state, dropout: None };
+        let pass = Pass { tokens, lengths, ropes, state, dropout: None, cache: None };
         let mut x = tokens.shallow_clone();
         for part in 0..self.parts.len() {
             if is_interrupted() {
@@ -573,6 +591,46 @@ fn layer_tensors(
     })
 }
 
+/// The tensors of a model whose adapter is trained.
+fn frozen(
+    model: &LanguageModel,
+    digest: &str,
+    kind: Kind,
+    device: Device,
+) -> Result<Vec<FrozenWeight>, Error> {
+    let (base_kind, is_quantized) = match model.base {
+        BaseFormat::Auto => (kind, false),
+        BaseFormat::Fp32 => (Kind::Float, false),
+        BaseFormat::Bf16 => (Kind::BFloat16, false),
+        BaseFormat::Nf4 => (kind, true),
+    };
+    let tensors = model.decoder.tensors();
+    let quantized = match is_quantized {
+        false => None,
+        true => {
+            let mut note = |line: String| tracing::info!("{line}");
+            let source =
+                Nf4Source::open(model, digest, &mut note).map_err(|error| recipe(&error))?;
+            Some((source, Nf4Tables::new(device).during("read the model's weights")?))
+        }
+    };
+    let linears = model.decoder.linear_weights();
+    let weight = |tensor: &BaseTensor| match &quantized {
+        Some((source, tables)) if linears.contains(tensor) => {
+            let nf4 = source.read(tensor).map_err(|error| recipe(&error))?;
+            let weight =
+                tables.weight(nf4, &shape_of(tensor)).during("read the model's weights")?;
+            Ok(FrozenWeight::Nf4(weight))
+        }
+        _ => value(model, tensor, base_kind, device).map(FrozenWeight::Dense),
+    };
+    tensors.iter().map(weight).collect()
+}
+
+fn shape_of(tensor: &BaseTensor) -> Vec<i64> {
+    tensor.shape.iter().map(|dim| *dim as i64).collect()
+}
+
 /// A tensor of the model's files, converted.
 fn value(
     model: &LanguageModel,
@@ -586,9 +644,10 @@ fn value(
         Float::F16 => Kind::Half,
         Float::Bf16 => Kind::BFloat16,
     };
-    let shape: Vec<i64> = tensor.shape.iter().map(|dim| *dim as i64).collect();
-    let read =
-        || Tensor::f_from_data_size(&bytes, &shape, stored)?.f_to_kind(kind)?.f_to_device(device);
+    let read = || {
+        let values = Tensor::f_from_data_size(&bytes, &shape_of(tensor), stored)?;
+        values.f_to_kind(kind)?.f_to_device(device)
+    };
     read().during("read the model's weights")
 }
 

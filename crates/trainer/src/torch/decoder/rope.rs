@@ -3,7 +3,7 @@
 use baton_language::{Rope, RopeScaling};
 use tch::{Device, Kind, Tensor};
 
-/// Cosines and sines for the tokens of a micro-batch; positions begin at 0 in every text.
+/// Cosines and sines for the tokens of a micro-batch.
 #[derive(Debug)]
 pub(super) struct RopeTable {
     pub(super) rope: Rope,
@@ -14,22 +14,23 @@ pub(super) struct RopeTable {
 }
 
 impl RopeTable {
-    /// The table for texts of these lengths.
+    /// The table for texts of these lengths, each from a position on.
     pub(super) fn new(
         rope: Rope,
         head_dim: i64,
-        lengths: &[i64],
+        (lengths, starts): (&[i64], &[i64]),
         (kind, device): (Kind, Device),
     ) -> tch::Result<Self> {
         let _no_grad = tch::no_grad_guard();
         // In the order and precision of transformers, so that the results are the same.
-        let longest = lengths.iter().max().copied().unwrap_or_default();
+        let spans = || lengths.iter().zip(starts).map(|(length, start)| (*start, start + length));
+        let longest = spans().map(|(_, end)| end).max().unwrap_or_default();
         let positions = Tensor::f_arange(longest, (Kind::Float, Device::Cpu))?;
         let frequencies = frequencies(rope, head_dim)?;
         let angles = positions.f_outer(&frequencies)?;
         let angles = Tensor::f_cat(&[&angles, &angles], -1)?;
-        let rows =
-            lengths.iter().map(|length| Tensor::f_arange(*length, (Kind::Int64, Device::Cpu)));
+        let integers = (Kind::Int64, Device::Cpu);
+        let rows = spans().map(|(start, end)| Tensor::f_arange_start(start, end, integers));
         let rows = Tensor::f_cat(&rows.collect::<tch::Result<Vec<_>>>()?, 0)?;
         let of_tokens = |values: Tensor| {
             values.f_index_select(0, &rows)?.f_unsqueeze(1)?.f_to_kind(kind)?.f_to_device(device)

@@ -7,11 +7,12 @@ mod models;
 use std::path::Path;
 
 use baton_data::Inputs;
-use models::{FAMILIES, VOCABULARY, config_of, write_model};
+use baton_language::{WeightSource, model::read_decoder, nf4::Nf4};
+use models::{FAMILIES, VOCABULARY, config_of, write_model, write_tensors};
 use tempfile::TempDir;
 
 use super::*;
-use crate::learner::Error;
+use crate::{generation::Generation, learner::Error};
 
 const NO_LABEL: i64 = baton_data::NO_LABEL as i64;
 
@@ -248,6 +249,105 @@ fn bf16_stays_near_fp32() {
     let norm = |values: &[f32]| values.iter().map(|value| value * value).sum::<f32>().sqrt();
     let difference: Vec<f32> = first.iter().zip(&second).map(|(a, b)| a - b).collect();
     assert!(norm(&difference) < 0.05 * norm(&first));
+}
+
+/// Greedy generation.
+fn greedy(max_tokens: u32) -> Generation {
+    Generation { max_tokens, stops: Vec::new(), temperature: 0.0, top_p: 1.0, seed: 0 }
+}
+
+fn generated(learner: &mut TorchLearner, prompts: &[Vec<i64>], how: &Generation) -> Vec<Vec<i64>> {
+    let mut texts = vec![Vec::new(); prompts.len()];
+    let mut on_token = |text: usize, token: i64| {
+        texts[text].push(token);
+        true
+    };
+    learner.generate(prompts, how, &mut on_token).unwrap();
+    texts
+}
+
+#[test]
+fn generated_text_is_what_the_model_predicts_without_a_cache_in_any_family() {
+    for family in FAMILIES {
+        let (mut learner, _folder) = model(family, &[]);
+        disturb(&mut learner);
+        // Longer and shorter than the windows of 6 tokens.
+        let prompts = [vec![3, 14, 15], vec![9, 2, 6, 5, 3, 5, 8, 9, 7], vec![11]];
+        let texts = generated(&mut learner, &prompts, &greedy(10));
+        for (prompt, text) in prompts.iter().zip(&texts) {
+            assert_eq!(text.len(), 10);
+            let whole = [prompt.as_slice(), text].concat();
+            let length = whole.len() as i64;
+            // Each generated token is the most likely one after those before it.
+            let labels =
+                (0..whole.len()).map(|i| if i < prompt.len() { NO_LABEL } else { whole[i] });
+            let labels = labels.collect();
+            let inputs = Inputs::Tokens { tokens: whole, lengths: vec![length] };
+            let batch = Batch { inputs, labels, samples: vec![0], ..Batch::default() };
+            let sums = evaluated(&mut learner, &batch);
+            assert_eq!((sums.count, sums.others[0]), (10, 10.0), "{family}: all predicted");
+        }
+        // Together or alone.
+        assert_eq!(generated(&mut learner, &prompts[1..2], &greedy(10)), texts[1..2], "{family}");
+    }
+}
+
+#[test]
+fn generation_ends_at_a_stop_at_the_last_position_or_when_the_caller_wants() {
+    let (mut learner, _folder) = model("llama", &[]);
+    let prompts = [vec![3, 14, 15], vec![7, 8]];
+    let texts = generated(&mut learner, &prompts, &greedy(12));
+    let stop = texts[0][4];
+    let first = texts[0].iter().position(|token| *token == stop).unwrap();
+    let how = Generation { stops: vec![stop], ..greedy(12) };
+    assert_eq!(generated(&mut learner, &prompts, &how)[0], texts[0][..=first]);
+    // 128 positions.
+    let long = [(0..120).map(|i| i % 50).collect()];
+    assert_eq!(generated(&mut learner, &long, &greedy(100))[0].len(), 9);
+    let mut count = 0;
+    let mut on_token = |_, _| {
+        count += 1;
+        count < 3
+    };
+    learner.generate(&prompts, &greedy(12), &mut on_token).unwrap();
+    assert_eq!(count, 3);
+    let sampled = Generation { temperature: 1.5, seed: 5, ..greedy(12) };
+    let again = generated(&mut learner, &prompts, &sampled);
+    assert_eq!(generated(&mut learner, &prompts, &sampled), again);
+    assert_ne!(generated(&mut learner, &prompts, &Generation { seed: 6, ..sampled }), again);
+}
+
+#[test]
+fn a_quantised_model_computes_what_one_with_its_values_computes() {
+    for family in ["llama", "gemma2"] {
+        let adapter = "adapter={ rank=3, alpha=6, dropout=0.2, base='nf4' }";
+        let (mut quantised, folder) = model(family, &[adapter]);
+        let names = std::fs::read_dir(folder.path()).unwrap();
+        assert_eq!(names.count(), 3, "config.json, model.safetensors, and the quantised weights");
+
+        let source = WeightSource::open(folder.path()).unwrap();
+        let (_, decoder) = read_decoder(folder.path()).unwrap();
+        let linears = decoder.linear_weights();
+        let values = decoder.tensors().into_iter().map(|tensor| {
+            let (float, bytes) = source.read(&tensor.name).unwrap();
+            let values = float.decode(&bytes);
+            let values = match linears.contains(&tensor) {
+                true => Nf4::quantize(&values).values(values.len()),
+                false => values,
+            };
+            (tensor, values)
+        });
+        let values: Vec<_> = values.collect();
+        write_tensors(&folder.path().join("model.safetensors"), &values);
+        let mut dense = open(folder.path(), &["adapter={ rank=3, alpha=6, dropout=0.2 }"]).unwrap();
+
+        let batch = texts(&[9, 14]);
+        for learner in [&mut quantised, &mut dense] {
+            disturb(learner);
+        }
+        assert!(leaf_of(&mut quantised, &batch) == leaf_of(&mut dense, &batch), "{family}");
+        assert_eq!(evaluated(&mut quantised, &batch), evaluated(&mut dense, &batch), "{family}");
+    }
 }
 
 #[test]
