@@ -5,6 +5,7 @@
 //! | `agent` | one per node: starts, watches and stops ranks; the rules are in `baton_job::session` ([`agent`]) |
 //! | `rank` | trains; one per GPU, started by the agent only ([`rank`]) |
 //! | `eval` | measures the accuracy of exported weights ([`eval`]) |
+//! | `generate` | lets a language model write ([`generate`]) |
 //! | `import` | writes given weights as the first checkpoint of a job ([`import`]) |
 //! | `probe` | computes one step for given inputs, to be compared with PyTorch ([`probe`]) |
 //! | `bench` | measures seconds per training step ([`mod@bench`]) |
@@ -18,6 +19,7 @@
 mod agent;
 mod bench;
 mod eval;
+mod generate;
 mod gpu_check;
 mod import;
 mod link;
@@ -50,6 +52,7 @@ used up (raise the limit), 2 bad input or diverged training (do not requeue), 1 
 Examples:
   baton-worker agent --coordinator http://127.0.0.1:29600 --ranks 2
   baton-worker eval --weights resnet50.safetensors --data assets/digits/digits-val.beton
+  baton-worker generate --recipe recipes/smollm2_lora_cpu.toml --prompt \"Write a haiku.\"
   baton-worker bench --arch resnet50 --resolution 64 --batch 16"
 )]
 struct Args {
@@ -66,6 +69,8 @@ enum Command {
     Rank(rank::Args),
     /// Measure the accuracy of exported weights.
     Eval(eval::Args),
+    /// Let a language model write.
+    Generate(generate::Args),
     /// Write weights as the first checkpoint of a job.
     Import(import::Args),
     /// Compute one step for given inputs, to compare it with PyTorch.
@@ -81,6 +86,7 @@ fn main() -> ExitCode {
         Command::Agent(args) => agent::run(args),
         Command::Rank(args) => rank::run(&args).map(|()| Outcome::Completed),
         Command::Eval(args) => eval::run(&args).map(|()| Outcome::Completed),
+        Command::Generate(args) => generate::run(&args).map(|()| Outcome::Completed),
         Command::Import(args) => import::run(&args).map(|()| Outcome::Completed),
         Command::Probe(args) => probe::run(&args).map(|()| Outcome::Completed),
         Command::Bench(args) => bench::run(&args).map(|()| Outcome::Completed),

@@ -22,9 +22,19 @@ pub fn line(text: impl Display) {
     painted(lines(&text.to_string()));
 }
 
+/// As [`line()`], without the end of the line, and shown at once.
+pub fn part(text: impl Display) {
+    let mut out = io::stdout();
+    written(write!(out, "{}", lines(&text.to_string())).and_then(|()| out.flush()));
+}
+
 /// As [`line()`], for a text with colours, whose parts must be clean already.
 pub fn painted(text: impl Display) {
-    match writeln!(io::stdout(), "{text}") {
+    written(writeln!(io::stdout(), "{text}"));
+}
+
+fn written(result: io::Result<()>) {
+    match result {
         Ok(()) => {}
         Err(problem) if problem.kind() == ErrorKind::BrokenPipe => {
             process::exit(i32::from(exit::OK))

@@ -126,6 +126,25 @@ impl<'a> Encoder<'a> {
         self.cut(whole)
     }
 
+    /// The tokens of a prompt, which the model continues: with a chat template, the message of a user and the beginning
+    /// of the assistant's.
+    ///
+    /// # Errors
+    /// As [`encode`](Self::encode).
+    pub fn encode_prompt(&self, prompt: &str) -> Result<Vec<u32>, Error> {
+        let Some(template) = &self.template else {
+            let mut tokens = self.tokenizer.encode(prompt)?;
+            let bos = self.tokenizer.bos().filter(|_| self.tokenizer.adds_bos());
+            if let Some(bos) = bos.filter(|bos| tokens.first() != Some(&bos.id)) {
+                tokens.insert(0, bos.id);
+            }
+            return Ok(tokens);
+        };
+        let message = Turn::new("user", prompt).message;
+        let text = template.render(&[message], &().into(), ChatEnd::GenerationPrompt)?;
+        self.tokenizer.encode(&text)
+    }
+
     /// Checks that the model folder has what samples of a format need.
     ///
     /// # Errors

@@ -8,7 +8,7 @@
 //! | `chat_template.jinja` | the chat template; wins over the one in `tokenizer_config.json`; optional |
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     ops::Range,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -24,6 +24,7 @@ const VOCABULARY_FILE: &str = "tokenizer.json";
 const CONFIG_FILE: &str = "tokenizer_config.json";
 const SPECIAL_TOKENS_FILE: &str = "special_tokens_map.json";
 const MODEL_CONFIG_FILE: &str = "config.json";
+const GENERATION_CONFIG_FILE: &str = "generation_config.json";
 const TEMPLATE_FILE: &str = "chat_template.jinja";
 
 /// The tokenizer of a model.
@@ -36,6 +37,7 @@ pub struct Tokenizer {
     bos: Option<SpecialToken>,
     eos: Option<SpecialToken>,
     pad: Option<SpecialToken>,
+    ends: BTreeSet<u32>,
     adds_bos: bool,
     /// Whether a text gets a space in front, as tokenizers of SentencePiece's kind do.
     adds_space: bool,
@@ -71,7 +73,12 @@ impl Tokenizer {
         let sources =
             [read_json(&folder.join(CONFIG_FILE))?, read_json(&folder.join(SPECIAL_TOKENS_FILE))?];
         let model_config = read_json(&folder.join(MODEL_CONFIG_FILE))?;
-        Self::new(folder, rules, &sources, &model_config)
+        let mut tokenizer = Self::new(folder, rules, &sources, &model_config)?;
+        let generation = read_json(&folder.join(GENERATION_CONFIG_FILE))?;
+        for config in [&model_config, &generation] {
+            tokenizer.ends.extend(all_ids(&config["eos_token_id"]));
+        }
+        Ok(tokenizer)
     }
 
     fn new(
@@ -93,7 +100,7 @@ impl Tokenizer {
         let named = |name: &str| {
             let text = special_texts.get(&format!("{name}_token")).cloned();
             let text = text.or_else(|| {
-                rules.id_to_token(first_id(&model_config[format!("{name}_token_id")])?)
+                rules.id_to_token(all_ids(&model_config[format!("{name}_token_id")]).next()?)
             })?;
             let id = rules.token_to_id(&text)?;
             Some(SpecialToken { id, text })
@@ -112,6 +119,7 @@ impl Tokenizer {
         let largest = rules.get_vocab(true).into_values().max();
         Ok(Self {
             folder: folder.to_owned(),
+            ends: eos.iter().map(|eos| eos.id).collect(),
             bos,
             eos,
             pad,
@@ -146,6 +154,13 @@ impl Tokenizer {
     #[must_use]
     pub fn eos(&self) -> Option<&SpecialToken> {
         self.eos.as_ref()
+    }
+
+    /// All tokens that end a generated text: [`eos`](Self::eos), and those that the model's files name, such as the end of
+    /// a turn.
+    #[must_use]
+    pub fn ends(&self) -> &BTreeSet<u32> {
+        &self.ends
     }
 
     /// The token that fills a batch.
@@ -243,10 +258,10 @@ fn special_texts(sources: &[Value]) -> BTreeMap<String, String> {
     texts
 }
 
-/// An id, or the first of several, as some models have more than one end of text.
-fn first_id(value: &Value) -> Option<u32> {
-    let id = value.as_u64().or_else(|| value.get(0)?.as_u64())?;
-    u32::try_from(id).ok()
+/// An id, or several, as some models have more than one end of text.
+fn all_ids(value: &Value) -> impl Iterator<Item = u32> {
+    let list = value.as_array().map_or(std::slice::from_ref(value), Vec::as_slice);
+    list.iter().filter_map(|id| u32::try_from(id.as_u64()?).ok())
 }
 
 fn chat_template(folder: &Path, config: &Value) -> Result<Option<(String, PathBuf)>, Error> {

@@ -69,6 +69,28 @@ pub enum TemplateSource {
     Nothing,
 }
 
+impl TemplateSource {
+    /// The chat template, and its file.
+    ///
+    /// # Errors
+    /// It cannot be read, or is not valid Jinja.
+    pub fn load(&self, tokenizer: &Tokenizer) -> Result<Option<(ChatTemplate, PathBuf)>, Error> {
+        let (text, path) = match self {
+            Self::Nothing => return Ok(None),
+            Self::Model => match tokenizer.chat_template() {
+                Some((text, path)) => (text.to_owned(), path.to_owned()),
+                None => return Ok(None),
+            },
+            Self::File(path) => {
+                (fs::read_to_string(path).map_err(Error::io("read", path))?, path.clone())
+            }
+        };
+        let name = path.display().to_string();
+        let template = ChatTemplate::new(&text, name, tokenizer.special_texts())?;
+        Ok(Some((template, path)))
+    }
+}
+
 /// What to do about a line that cannot be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnBadLine {
@@ -122,7 +144,7 @@ pub fn tokenize(
     progress: &mut dyn FnMut(TokenizeEvent<'_>),
 ) -> Result<TokenizedText, Error> {
     check(options)?;
-    let (template, template_path) = template(tokenizer, &options.template)?.unzip();
+    let (template, template_path) = options.template.load(tokenizer)?.unzip();
     let encoder = Encoder::new(tokenizer, template, options.loss, options.sequence as usize);
     let split = options.val.as_ref().map(|val| SampleSplit::new(val.share, val.by.clone()));
     let counts = SampleCounts::of(options, split.as_ref())?;
@@ -227,24 +249,6 @@ fn is_same_file(a: &Path, b: &Path) -> bool {
             .or_else(|| Some(fs::canonicalize(folder).ok()?.join(path.file_name()?)))
     };
     a == b || resolved(a).is_some_and(|a| Some(a) == resolved(b))
-}
-
-fn template(
-    tokenizer: &Tokenizer,
-    source: &TemplateSource,
-) -> Result<Option<(ChatTemplate, PathBuf)>, Error> {
-    let (text, path) = match source {
-        TemplateSource::Nothing => return Ok(None),
-        TemplateSource::Model => match tokenizer.chat_template() {
-            Some((text, path)) => (text.to_owned(), path.to_owned()),
-            None => return Ok(None),
-        },
-        TemplateSource::File(path) => {
-            (fs::read_to_string(path).map_err(Error::io("read", path))?, path.clone())
-        }
-    };
-    let template = ChatTemplate::new(&text, path.display().to_string(), tokenizer.special_texts())?;
-    Ok(Some((template, path)))
 }
 
 /// A file being written, and its statistics.
