@@ -505,6 +505,7 @@ fn estimate(
         val_samples: samples(&remote.spec.data.val)?,
         signal: [1, 100],
         program,
+        language: None,
         dollars_per_hour: Some(price),
         calibration: None,
     };

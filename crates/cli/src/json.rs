@@ -480,6 +480,9 @@ pub(crate) struct PlannedRecipe<'a> {
     pub(crate) samples: u64,
     /// Number of samples in the validation set.
     pub(crate) val_samples: u64,
+    /// Mean tokens of a sample of a language model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) mean_tokens: Option<u64>,
     /// Date of the price list; `null` with `--price`.
     pub(crate) prices_looked_up: Option<&'static str>,
     /// One plan per machine.

@@ -9,7 +9,7 @@
 //! | [`clean`] | untrusted text, made safe for a terminal |
 //! | [`recipe`] | recipe files, by path or by name |
 //! | [`programs`] | finds the other programs of Baton |
-//! | [`Samples`] | how many samples a training set has |
+//! | [`Samples`], [`mean_tokens`] | how many samples a training set has, and how long its texts are |
 
 #![forbid(unsafe_code)]
 
@@ -22,4 +22,4 @@ pub mod programs;
 pub mod recipe;
 mod samples;
 
-pub use self::samples::Samples;
+pub use self::samples::{Samples, mean_tokens};

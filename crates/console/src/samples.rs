@@ -60,6 +60,25 @@ impl Samples {
     }
 }
 
+/// Mean number of tokens of the recipe's training items: texts, or sequences of several. `None` if its files are not on
+/// this machine.
+///
+/// # Errors
+/// A file is damaged, or a text is longer than a sequence.
+pub fn mean_tokens(spec: &JobSpec) -> Result<Option<u64>, String> {
+    let location = &spec.data.train;
+    if !matches!(Samples::at(location, None)?, Samples::Known(_)) {
+        return Ok(None);
+    }
+    let set = Dataset::open(Source::of_recipe(spec, location, PathBuf::new()));
+    let mean = set.and_then(|set| {
+        let tokens: u64 = set.text_sizes()?.iter().map(|size| u64::from(size.tokens)).sum();
+        let items = Items::new(spec, location, &set)?.count(set.len());
+        Ok(tokens.checked_div(items))
+    });
+    mean.map_err(|error| error.to_string())
+}
+
 /// Number of samples in local files, each of which is opened, because the header of a file that was cut off is intact.
 fn count(location: &str) -> Result<u64, Error> {
     // Local files are never cached, so the options of the cache do not matter.

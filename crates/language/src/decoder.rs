@@ -281,6 +281,16 @@ pub const HEAD: &str = "lm_head.weight";
 /// Names of the norms of queries and keys within a layer.
 pub const HEAD_NORMS: [&str; 2] = ["self_attn.q_norm", "self_attn.k_norm"];
 
+/// Number of labels whose logits are computed at a time: those of a chunk have at most 64 MiB as f32. It depends on the
+/// vocabulary alone, so that bits do not depend on the machine.
+#[must_use]
+pub fn labels_per_chunk(vocabulary: u64) -> u64 {
+    ((64 << 20) / (4 * vocabulary.max(1))).clamp(16, 4096)
+}
+
+/// The name in `train.recompute` that stands for all layers.
+pub const ALL_LAYERS: &str = "layers";
+
 /// Prefix of the names of a layer's tensors.
 #[must_use]
 pub fn layer_prefix(layer: usize) -> String {

@@ -84,6 +84,8 @@ pub struct PassCost {
     pub macs: u64,
     /// Traffic to and from the GPU's memory.
     pub traffic: Traffic,
+    /// Bytes that move once, whatever the number of samples.
+    pub bytes_per_pass: u64,
     /// Number of kernels that the host launches.
     pub launches: u64,
 }

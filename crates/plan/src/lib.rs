@@ -5,7 +5,7 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`layer`], [`network`], [`program`] | the operations of a network, with their costs per sample |
+//! | [`layer`], [`network`], [`program`], [`language`] | the operations of a network, with their costs per sample |
 //! | [`gpu`], [`machine`], [`price`] | data sheets, instances, prices, each with its source |
 //! | [`memory`] | memory needed on a GPU, and the micro-batch that fits |
 //! | [`roofline`] | time of a forward or backward pass |
@@ -24,6 +24,7 @@ pub mod gpu;
 #[cfg(test)]
 #[path = "../../recipe/tests/kit/mod.rs"]
 mod kit;
+pub mod language;
 pub mod layer;
 pub mod machine;
 pub mod memory;
@@ -40,6 +41,7 @@ use baton_recipe::spec::Violation;
 
 pub use self::{
     calibration::Calibration,
+    language::LanguagePlan,
     machine::{MACHINES, Machine},
     notice::Notice,
     plan::{PlanRequest, RecipePlan},
@@ -59,11 +61,9 @@ pub enum Error {
     /// The network runs on CPUs.
     #[error("model.arch = linear trains on a CPU within seconds; there is nothing to plan")]
     Linear,
-    /// Language models are not planned.
-    #[error(
-        "model.arch = causal_lm cannot be planned yet: try it with `baton up` on the machine, with --set train.epochs=1"
-    )]
-    LanguageModel,
+    /// The model of `model.path` was not given.
+    #[error("model.arch = causal_lm is planned from config.json in model.path, which was not read")]
+    ModelNotRead,
     /// The program of `model.program` was not given.
     #[error("model.arch = program is planned from the file of model.program, which was not read")]
     ProgramNotRead,

@@ -60,7 +60,8 @@ impl Memory {
     /// Memory of one of `ranks` ranks that trains `network` with `micro_batch` samples at a time.
     #[must_use]
     pub fn new(spec: &JobSpec, network: &Network, ranks: u32, micro_batch: u64) -> Self {
-        let mut parts = state(spec, network);
+        let mut parts = network.parts.clone();
+        parts.extend(state(spec, network));
         let (parameters, statistics) = (network.parameters(), network.statistics());
         // The sum of the previous step is still read while the next step's gradients are computed.
         let leaves = leaves(spec.train.virtual_ranks, ranks, spec.train.grad_accumulation) + 1;
@@ -109,15 +110,20 @@ impl Memory {
             bytes: activations,
             how: format!(
                 "{per_sample} B per sample x {micro_batch}{kept_per_pass}{}",
-                recomputed(spec)
+                recomputed(spec, network)
             ),
         });
+        // Language models have no convolutions.
+        let (workspace, of_workspace) = match spec.model.arch.is_causal_lm() {
+            true => (0, ""),
+            false => (WORKSPACE_BYTES, " + 1 GiB for cuDNN's workspaces"),
+        };
         parts.push(MemoryPart {
             name: "allowances",
-            bytes: CONTEXT_BYTES + WORKSPACE_BYTES + (FRAGMENTATION * activations as f64) as u64,
+            bytes: CONTEXT_BYTES + workspace + (FRAGMENTATION * activations as f64) as u64,
             how: format!(
-                "1 GiB for CUDA, cuDNN and NCCL + 1 GiB for cuDNN's workspaces + {} % of the \
-                 activations for gaps between them; not measured",
+                "1 GiB for CUDA, cuDNN and NCCL{of_workspace} + {} % of the activations for gaps between them; not \
+                 measured",
                 FRAGMENTATION * 100.0
             ),
         });
@@ -163,12 +169,15 @@ pub fn accumulation_that_fits(
         spec.train.grad_accumulation = *parts;
         let parts = virtual_ranks * u64::from(*parts);
         run.segments.iter().all(|segment| {
-            // BatchNorm needs at least two samples for a variance.
             let micro_batch = segment.global_batch / parts;
-            let is_valid = segment.global_batch.is_multiple_of(parts) && micro_batch >= 2;
-            let fits =
-                |network| Memory::new(&spec, &network, ranks, micro_batch).total_bytes <= max_bytes;
-            is_valid && network(segment.resolution).is_some_and(fits)
+            let fits = |network: Network| {
+                // BatchNorm needs at least two samples for a variance.
+                let smallest = if network.statistics() > 0 { 2 } else { 1 };
+                micro_batch >= smallest
+                    && Memory::new(&spec, &network, ranks, micro_batch).total_bytes <= max_bytes
+            };
+            segment.global_batch.is_multiple_of(parts)
+                && network(segment.resolution).is_some_and(fits)
         })
     })
 }
@@ -188,7 +197,11 @@ fn state(spec: &JobSpec, network: &Network) -> Vec<MemoryPart> {
     }];
     // Autocast copies the weights of a program in every pass.
     if kernels > 0 && has_copy {
-        let how = format!("{kernels} values of convolutions and the linear layer x {bytes} B");
+        let which = match spec.model.arch.is_causal_lm() {
+            true => "matrices",
+            false => "convolutions and the linear layer",
+        };
+        let how = format!("{kernels} values of {which} x {bytes} B");
         parts.push(MemoryPart { name: "working copy", bytes: copy, how });
     }
     let (moments, rule) = moments(&spec.optimizer);
@@ -215,11 +228,13 @@ fn state(spec: &JobSpec, network: &Network) -> Vec<MemoryPart> {
             how: format!("{frozen} values x {F32_BYTES} B{copied}"),
         });
     }
-    parts.push(MemoryPart {
-        name: "BatchNorm statistics",
-        bytes: 2 * statistics * F32_BYTES,
-        how: format!("running and spare: 2 x {statistics} values x {F32_BYTES} B"),
-    });
+    if !spec.model.arch.is_causal_lm() {
+        parts.push(MemoryPart {
+            name: "BatchNorm statistics",
+            bytes: 2 * statistics * F32_BYTES,
+            how: format!("running and spare: 2 x {statistics} values x {F32_BYTES} B"),
+        });
+    }
     parts
 }
 
@@ -241,8 +256,9 @@ fn moments(optimizer: &OptimizerSpec) -> (u64, &'static str) {
     }
 }
 
-fn recomputed(spec: &JobSpec) -> String {
+fn recomputed(spec: &JobSpec, network: &Network) -> String {
     match spec.train.recompute.as_slice() {
+        _ if !network.recomputed.is_empty() => ", every layer recomputed".to_owned(),
         [] => String::new(),
         _ if spec.model.arch.is_program() => {
             "; what train.recompute saves in a program is not counted".to_owned()
@@ -293,7 +309,7 @@ fn activations(spec: &JobSpec, network: &Network) -> u64 {
             kept += layer.kept.total_bytes(bytes);
             peak = peak.max(kept + SIMULTANEOUS_GRADIENTS * layer.outputs * bytes);
         }
-        before = if is_in(&spec.train.recompute) { before + output } else { kept };
+        before = if network.recomputes(spec, &layers[0]) { before + output } else { kept };
     }
     peak
 }

@@ -6,9 +6,12 @@
 
 pub use baton_model::InputShape;
 use baton_model::{ConvNorm, Layer, Linear, NetworkDescription, Size, Tensor};
-use baton_recipe::spec::ModelSpec;
+use baton_recipe::{JobSpec, spec::ModelSpec};
 
-use crate::layer::{NetworkOperation, OperationKind, PassCost, Traffic};
+use crate::{
+    layer::{NetworkOperation, OperationKind, PassCost, Traffic},
+    memory::MemoryPart,
+};
 
 /// Size of an index that max pooling keeps (libtorch uses i64).
 const INDEX_BYTES: u64 = 8;
@@ -23,6 +26,10 @@ pub struct Network {
     /// Data kept in memory during a pass whatever the number of samples, bytes: copies of weights that autocast makes in
     /// every pass, and the statistics of BatchNorm in programs.
     pub kept_per_pass: u64,
+    /// Memory for uses that other networks do not have.
+    pub parts: Vec<MemoryPart>,
+    /// Blocks that are recomputed for the gradient even if `train.recompute` does not name them.
+    pub recomputed: Vec<String>,
 }
 
 impl Network {
@@ -46,7 +53,17 @@ impl Network {
         }
         walk.block = None;
         network.head.layers.iter().for_each(|layer| walk.layer(layer));
-        Self { layers: walk.layers, kept_per_pass: 0 }
+        Self::of_operations(walk.layers)
+    }
+
+    pub(crate) fn of_operations(layers: Vec<NetworkOperation>) -> Self {
+        Self { layers, kept_per_pass: 0, parts: Vec::new(), recomputed: Vec::new() }
+    }
+
+    /// Whether an operation is computed again for the gradient.
+    #[must_use]
+    pub fn recomputes(&self, spec: &JobSpec, layer: &NetworkOperation) -> bool {
+        layer.is_in(&spec.train.recompute) || layer.is_in(&self.recomputed)
     }
 
     fn trained(&self) -> impl Iterator<Item = &NetworkOperation> {
@@ -149,11 +166,13 @@ impl NetworkWalker<'_> {
             layer.kernel = kernel.len();
             layer.frozen = kernel.is_frozen();
             layer.kept = Traffic::of(after.values());
-            layer.forward = PassCost { macs, traffic: Traffic::of(moved), launches: 1 };
+            layer.forward =
+                PassCost { macs, traffic: Traffic::of(moved), launches: 1, ..PassCost::default() };
             layer.backward = PassCost {
                 macs: directions * macs,
                 traffic: Traffic::of(directions * moved),
                 launches: directions,
+                ..PassCost::default()
             };
             layer.evaluation = layer.forward;
         });
@@ -197,7 +216,7 @@ impl NetworkWalker<'_> {
         self.push("maxpool", OperationKind::Pool, after, |layer| {
             layer.kept = Traffic { values: after.values(), bytes: indices };
             let traffic = Traffic { values: before + after.values(), bytes: indices };
-            layer.forward = PassCost { macs: 0, traffic, launches: 1 };
+            layer.forward = PassCost { macs: 0, traffic, launches: 1, ..PassCost::default() };
             layer.backward = layer.forward;
             layer.evaluation = layer.forward;
         });
@@ -241,10 +260,15 @@ impl NetworkWalker<'_> {
             layer.other_parameters = outputs;
             // The outputs and their log probabilities, in f32.
             layer.kept = Traffic { values: 0, bytes: 2 * outputs * F32_BYTES };
-            layer.forward =
-                PassCost { macs, traffic: Traffic::of(features + outputs), launches: 1 };
+            layer.forward = PassCost {
+                macs,
+                traffic: Traffic::of(features + outputs),
+                launches: 1,
+                ..PassCost::default()
+            };
             let back = Traffic::of(2 * (features + outputs));
-            layer.backward = PassCost { macs: 2 * macs, traffic: back, launches: 2 };
+            layer.backward =
+                PassCost { macs: 2 * macs, traffic: back, launches: 2, ..PassCost::default() };
             layer.evaluation = layer.forward;
         });
     }
@@ -253,12 +277,12 @@ impl NetworkWalker<'_> {
 /// Converts u8 to f32, subtracts the mean, divides by the deviation, converts to the working format.
 pub(crate) fn input_cost(values: u64) -> PassCost {
     let traffic = Traffic { values, bytes: values * (1 + 6 * F32_BYTES) };
-    PassCost { macs: 0, traffic, launches: 4 }
+    PassCost { macs: 0, traffic, launches: 4, ..PassCost::default() }
 }
 
 /// Cost of an operation that only reads and writes `values` values.
 fn move_only(values: u64) -> PassCost {
-    PassCost { macs: 0, traffic: Traffic::of(values), launches: 1 }
+    PassCost { macs: 0, traffic: Traffic::of(values), launches: 1, ..PassCost::default() }
 }
 
 /// Name of the layer to which a tensor belongs.

@@ -6,12 +6,12 @@ use baton_program::Program;
 use baton_recipe::{
     InputKind, JobSpec,
     dry_run::{DryRun, EpochSegment},
-    progress::TrainingPlan,
+    progress::{Extent, TrainingPlan},
 };
 use serde::Serialize;
 
 use crate::{
-    Calibration, Error, Machine,
+    Calibration, Error, LanguagePlan, Machine,
     memory::Memory,
     network::{InputShape, Network},
     roofline::{Roofline, total},
@@ -31,6 +31,8 @@ pub struct PlanRequest<'a> {
     pub signal: [u64; 2],
     /// The program of `model.arch = "program"`.
     pub program: Option<&'a Program>,
+    /// The model of `model.arch = "causal_lm"`.
+    pub language: Option<LanguagePlan<'a>>,
     /// Price of the machine, dollars per hour, in place of the price list.
     pub dollars_per_hour: Option<f64>,
     /// Measurement on this machine's GPU.
@@ -155,6 +157,7 @@ impl PlanRequest<'_> {
                 largest_need = Some((need, *segment));
             }
             let hardware = (machine, ranks);
+            let network = self.mean_network(segment.resolution)?;
             let step = StepEstimate::new(spec, &network, hardware, &roofline, segment.micro_batch);
             segments.push(self.planned_segment(*segment, step, loader_limit));
         }
@@ -217,7 +220,9 @@ impl PlanRequest<'_> {
             return Ok(Network::of_program(program, compute, resolution)?);
         }
         if self.spec.model.arch.is_causal_lm() {
-            return Err(Error::LanguageModel);
+            let plan = self.language.ok_or(Error::ModelNotRead)?;
+            let tokens = u64::from(self.spec.data.sequence);
+            return Ok(Network::of_language_model(self.spec, plan, tokens));
         }
         let [channels, length] = self.signal;
         let input = match self.spec.model.arch.input_kind() {
@@ -225,6 +230,14 @@ impl PlanRequest<'_> {
             _ => InputShape::Image { resolution: u64::from(resolution) },
         };
         Network::new(&self.spec.model, input).ok_or(Error::Linear)
+    }
+
+    /// The network for samples of the mean size, whose time counts.
+    fn mean_network(&self, resolution: u32) -> Result<Network, Error> {
+        match self.language {
+            Some(plan) => Ok(Network::of_language_model(self.spec, plan, plan.mean_tokens)),
+            None => self.network(resolution),
+        }
     }
 
     fn planned_segment(
@@ -258,15 +271,17 @@ impl PlanRequest<'_> {
         let evaluation = &self.spec.evaluation;
         let resolution = self.spec.evaluation_resolution();
         let batch = u64::from(evaluation.batch);
-        let pass_seconds = total(&roofline.evaluation(&self.network(resolution)?, batch)).total();
+        let pass_seconds =
+            total(&roofline.evaluation(&self.mean_network(resolution)?, batch)).total();
         let passes = (1 + u32::from(self.spec.ema.is_some())) * (1 + u32::from(evaluation.flip));
         let computed = f64::from(ranks) * batch as f64 / (pass_seconds * f64::from(passes));
         let images_per_second = computed.min(loader_limit);
-        let subset = (evaluation.subset * self.val_samples as f64).ceil() as u64;
-        let samples = u64::from(run.full_evaluations) * self.val_samples
-            + u64::from(run.subset_evaluations) * subset;
+        let of = |extent| evaluation.samples_of(self.val_samples, extent);
+        let (full, subset) = (of(Extent::Full), of(Extent::Subset));
+        let samples =
+            u64::from(run.full_evaluations) * full + u64::from(run.subset_evaluations) * subset;
         let seconds = samples as f64 / images_per_second;
-        let longest_seconds = self.val_samples as f64 / images_per_second;
+        let longest_seconds = full as f64 / images_per_second;
         Ok(EvaluationEstimate {
             resolution,
             samples,

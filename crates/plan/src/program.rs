@@ -42,7 +42,8 @@ impl Network {
             layers.push(input);
         }
         layers.extend(costs.operators.iter().map(of_operator));
-        Ok(Self { layers, kept_per_pass: costs.kept().fixed.min(MOST) })
+        let kept_per_pass = costs.kept().fixed.min(MOST);
+        Ok(Self { kept_per_pass, ..Self::of_operations(layers) })
     }
 }
 
@@ -77,6 +78,7 @@ fn of_operator(cost: &OperatorCost<'_>) -> NetworkOperation {
         macs: per_sample(work.macs),
         traffic: Traffic { values: 0, bytes: per_sample(work.bytes) },
         launches: work.launches,
+        ..PassCost::default()
     };
     NetworkOperation {
         outputs: per_sample(cost.outputs),

@@ -125,7 +125,7 @@ impl Roofline {
         let costs = network.layers.iter().flat_map(|layer| {
             let passes = match () {
                 () if layer.is_in(&spec.model.freeze) => vec![layer.evaluation],
-                () if layer.is_in(&spec.train.recompute) => {
+                () if network.recomputes(spec, layer) => {
                     vec![layer.forward, layer.forward, layer.backward]
                 }
                 () => vec![layer.forward, layer.backward],
@@ -168,7 +168,8 @@ impl Roofline {
                 index
             });
             let flop = 2.0 * cost.macs as f64 * samples as f64;
-            let bytes = cost.traffic.total_bytes(self.value_bytes).saturating_mul(samples) as f64;
+            let bytes = cost.traffic.total_bytes(self.value_bytes).saturating_mul(samples);
+            let bytes = bytes.saturating_add(cost.bytes_per_pass) as f64;
             rows[index].flop += flop;
             rows[index].bytes += bytes;
             rows[index].seconds =

@@ -142,15 +142,7 @@ impl JobInputs {
 
     /// Number of validation samples that an evaluation of this extent uses.
     pub(crate) fn val_samples(&self, extent: Extent) -> u64 {
-        let all = self.val.len();
-        let samples = match extent {
-            Extent::Full => all,
-            Extent::Subset => (all as f64 * self.spec.evaluation.subset).ceil() as u64,
-        };
-        match self.spec.evaluation.samples {
-            0 => samples,
-            most => samples.min(most),
-        }
+        self.spec.evaluation.samples_of(self.val.len(), extent)
     }
 
     /// Number of validation batches.

@@ -2,7 +2,7 @@
 
 use baton_recipe::{
     dry_run::{DryRun, EpochSegment},
-    spec::{Compute, DeviceChoice},
+    spec::{Adapter, Compute, DeviceChoice},
 };
 
 use super::{PlanRequest, RecipePlan};
@@ -20,14 +20,22 @@ impl PlanRequest<'_> {
             let EpochSegment { micro_batch, resolution, .. } = plan.memory_segment;
             let network = |resolution| self.network(resolution).ok();
             let (ranks, max_bytes) = (plan.ranks, plan.gpu_memory_bytes);
-            let recompute = match self.program {
-                Some(_) => ", or name modules in train.recompute, which this plan does not count",
-                None => ", or name stages in train.recompute",
+            let recompute = match (self.program, self.language) {
+                (Some(_), _) => {
+                    ", or name modules in train.recompute, which this plan does not count"
+                }
+                (None, Some(_)) if spec.adapter.as_ref().is_some_and(Adapter::is_nf4) => "",
+                (None, Some(_)) => ", or name layers in train.recompute, or set adapter.base = nf4",
+                (None, None) => ", or name stages in train.recompute",
+            };
+            let fewer = match self.language {
+                Some(_) => "",
+                None => " (BatchNorm then sees fewer samples)",
             };
             let remedy = match memory::accumulation_that_fits(spec, run, ranks, max_bytes, network)
             {
                 Some(parts) => format!(
-                    "--set train.grad_accumulation={parts} makes them fit (BatchNorm then sees fewer samples){recompute}"
+                    "--set train.grad_accumulation={parts} makes them fit{fewer}{recompute}"
                 ),
                 None => format!("lower train.global_batch{recompute}"),
             };

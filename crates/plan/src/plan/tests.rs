@@ -18,6 +18,7 @@ fn question(spec: &JobSpec) -> PlanRequest<'_> {
         val_samples: 50_000,
         signal: [1, 100],
         program: None,
+        language: None,
         dollars_per_hour: None,
         calibration: None,
     }

@@ -39,6 +39,7 @@ fn plan(spec: &JobSpec, program: Option<&Program>) -> Result<RecipePlan, Error> 
         val_samples: 1_000,
         signal: [1, 100],
         program,
+        language: None,
         dollars_per_hour: None,
         calibration: None,
     };

@@ -53,6 +53,12 @@ pub enum BaseFormat {
 }
 
 impl Adapter {
+    /// Whether the model's weights are stored in 4 bits.
+    #[must_use]
+    pub fn is_nf4(&self) -> bool {
+        self.base == BaseFormat::Nf4
+    }
+
     /// Factor of `B (A x)`.
     #[must_use]
     pub fn scale(&self) -> f64 {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{JobSpec, is_default, rules::Rules, train};
-use crate::task;
+use crate::{progress::Extent, task};
 
 /// When and how training is evaluated.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -42,6 +42,21 @@ impl Default for Evaluation {
             subset: 1.0,
             samples: 0,
             best: None,
+        }
+    }
+}
+
+impl Evaluation {
+    /// Number of samples that an evaluation of this extent uses, of a validation set of `all`.
+    #[must_use]
+    pub fn samples_of(&self, all: u64, extent: Extent) -> u64 {
+        let samples = match extent {
+            Extent::Full => all,
+            Extent::Subset => (all as f64 * self.subset).ceil() as u64,
+        };
+        match self.samples {
+            0 => samples,
+            most => samples.min(most),
         }
     }
 }

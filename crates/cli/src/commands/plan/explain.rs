@@ -32,7 +32,10 @@ pub(super) fn text(request: &PlanRequest<'_>, plan: &RecipePlan, machine: &Machi
             bytes(plan.memory.total_bytes),
             bytes(plan.gpu_memory_bytes),
             plan.memory_segment.micro_batch,
-            size(request, plan.memory_segment.resolution)
+            match request.language {
+                Some(_) => format!("{} tokens", request.spec.data.sequence),
+                None => size(request, plan.memory_segment.resolution),
+            }
         ),
     );
     for part in &plan.memory.parts {
@@ -185,10 +188,11 @@ fn segment_lines(
     );
 }
 
-/// Size of a sample: the resolution of an image, or the shape of a signal or array.
+/// Size of a sample: the resolution of an image, the mean number of tokens, or the shape of a signal or array.
 fn size(request: &PlanRequest<'_>, resolution: u32) -> String {
     let [channels, length] = request.signal;
     match request.program {
+        _ if let Some(plan) = request.language => format!("{} tokens", plan.mean_tokens),
         _ if request.takes_images() => format!("{resolution} px"),
         Some(program) => {
             let shapes = program.inputs.iter().map(|input| shape_text(&input.shape));

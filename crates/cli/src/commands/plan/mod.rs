@@ -6,8 +6,9 @@ mod table;
 use std::path::PathBuf;
 
 use baton_access::bounded::{MAX_RECIPE_BYTES, read_text};
+use baton_console::mean_tokens;
 use baton_job::exit::Failure;
-use baton_plan::{Calibration, Error, MACHINES, Machine, PlanRequest, RecipePlan};
+use baton_plan::{Calibration, Error, LanguagePlan, MACHINES, Machine, PlanRequest, RecipePlan};
 use baton_recipe::dry_run::MAX_SAMPLES;
 
 use super::recipe::{self, Samples};
@@ -21,6 +22,7 @@ Examples:
   baton plan resnet50_t4 --on t4,l4 --explain                    with the arithmetic
   baton plan resnet50_p4d_60ep --on g5.12xlarge --set train.grad_accumulation=2
   baton plan resnet50_p4d_60ep --on p4d.24xlarge --price 8.50    dollars per hour of the machine
+  baton plan gemma2_2b_qlora_t4 --samples 20000 --val-samples 1000 --explain    needs its config.json only
   baton-worker bench --resolution 224 --batch 256 --set precision.compute=bf16 --json >h200.json
   baton plan resnet50_a100_bf16_adamw --on h200 --calibration h200.json
 
@@ -86,12 +88,23 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     });
     let calibration = calibration.transpose()?;
     let program = recipe::program(&spec).map_err(|problem| recipe::about(&path, problem))?;
+    let about = |problem: String| recipe::about(&path, problem);
+    let model = recipe::decoder(&spec).map_err(about)?;
+    let language = match &model {
+        None => None,
+        Some((decoder, adapter)) => {
+            let mean_tokens = mean_tokens(&spec).map_err(about)?;
+            let mean_tokens = mean_tokens.unwrap_or_else(|| u64::from(spec.data.sequence));
+            Some(LanguagePlan { decoder, adapter: adapter.as_ref(), mean_tokens })
+        }
+    };
     let request = PlanRequest {
         spec: &spec,
         samples: 0,
         val_samples: 0,
         signal: args.signal.0,
         program: program.as_ref(),
+        language,
         dollars_per_hour: args.price,
         calibration: calibration.as_ref(),
     };
@@ -122,6 +135,7 @@ fn plan_json<'a>(request: &PlanRequest<'_>, plans: &'a [RecipePlan]) -> json::Pl
         recipe: request.spec.name.clone(),
         samples: request.samples,
         val_samples: request.val_samples,
+        mean_tokens: request.language.map(|plan| plan.mean_tokens),
         prices_looked_up: request
             .dollars_per_hour
             .is_none()
@@ -141,13 +155,16 @@ fn machines(names: &[String]) -> Result<Vec<&'static Machine>, Failure> {
 /// Sizes of the training and the validation set, and whether one of them is assumed.
 fn sizes(request: &PlanRequest<'_>, args: &Args) -> Result<([u64; 2], bool), String> {
     let spec = request.spec;
-    let locations = [&spec.data.train, &spec.data.val];
     let given = [args.samples, args.val_samples];
     let (imagenet, classes) = IMAGENET;
     let may_be_imagenet = spec.model.num_classes == classes && request.takes_images();
     let (mut sizes, mut assumed) = ([0; 2], false);
     for (index, flag) in ["--samples", "--val-samples"].into_iter().enumerate() {
-        sizes[index] = match Samples::at(locations[index], given[index])? {
+        let found = match index {
+            0 => Samples::of(spec, given[0])?,
+            _ => Samples::at(&spec.data.val, given[1])?,
+        };
+        sizes[index] = match found {
             Samples::Known(samples) => samples,
             Samples::Unknown(_) if may_be_imagenet => {
                 assumed = true;

@@ -75,7 +75,8 @@ pub(super) fn wrapped(start: &str, text: &str) -> String {
 fn table(request: &PlanRequest<'_>, plans: &[RecipePlan]) -> String {
     let mut table = Table::new();
     table.load_preset(presets::NOTHING);
-    let mut header = vec!["MACHINE", "GPUS", "GIB", "BATCH", "IMG/S", "LIMIT", "TIME"];
+    let speed = if request.language.is_some() { "TOKENS/S" } else { "IMG/S" };
+    let mut header = vec!["MACHINE", "GPUS", "GIB", "BATCH", speed, "LIMIT", "TIME"];
     header.extend(match request.dollars_per_hour {
         Some(_) => vec!["COST"],
         None => vec!["ON DEMAND", "SPOT"],
@@ -88,7 +89,7 @@ fn table(request: &PlanRequest<'_>, plans: &[RecipePlan]) -> String {
             gpus(plan),
             needed(plan),
             format!("{}/{}", plan.micro_batch, plan.largest_micro_batch),
-            grouped(plan.images_per_second.round() as u64),
+            grouped(speed_of(request, plan.images_per_second)),
             short(plan.limit).to_owned(),
             time(plan.seconds),
         ];
@@ -104,6 +105,12 @@ fn table(request: &PlanRequest<'_>, plans: &[RecipePlan]) -> String {
         }
     }
     table.trim_fmt()
+}
+
+/// Samples per second, or tokens.
+fn speed_of(request: &PlanRequest<'_>, samples_per_second: f64) -> u64 {
+    let tokens = request.language.map_or(1, |plan| plan.mean_tokens);
+    (samples_per_second * tokens as f64).round() as u64
 }
 
 /// The GPUs of a machine, and how many of them train if not all do.
@@ -156,6 +163,11 @@ fn footer(request: &PlanRequest<'_>, plans: &[RecipePlan]) -> String {
             measured.resolution,
             measured.batch
         ),
+        _ if request.language.is_some() => {
+            "Estimated from data sheets, not measured, and for language models never compared with \
+                                            a measurement (docs/plan.md)."
+                .to_owned()
+        }
         _ => "Estimated from data sheets, not measured; may be off by a third (docs/plan.md)."
             .to_owned(),
     };
@@ -170,8 +182,17 @@ fn footer(request: &PlanRequest<'_>, plans: &[RecipePlan]) -> String {
             price::SOURCE
         ),
     };
-    let columns = "GIB: memory needed on one GPU, with allowances / its size. BATCH: the recipe's micro-batch at \
-                   its largest images / the largest that fits. LIMIT: the bottleneck; memory is the memory \
-                   bandwidth. TIME: all epochs and evaluations, without starts, checkpoints and interruptions.";
-    [columns, &estimate, &prices].map(|text| wrapped("", text)).join("\n")
+    let batch = match request.language {
+        None => "the recipe's micro-batch at its largest images / the largest that fits".to_owned(),
+        Some(plan) => format!(
+            "the recipe's micro-batch / the largest that fits, of sequences of {} tokens. TOKENS/S: with {} tokens \
+             per sequence",
+            request.spec.data.sequence, plan.mean_tokens
+        ),
+    };
+    let columns = format!(
+        "GIB: memory needed on one GPU, with allowances / its size. BATCH: {batch}. LIMIT: the bottleneck; memory is the \
+         memory bandwidth. TIME: all epochs and evaluations, without starts, checkpoints and interruptions."
+    );
+    [&columns, &estimate, &prices].map(|text| wrapped("", text)).join("\n")
 }

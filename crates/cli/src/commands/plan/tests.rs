@@ -18,6 +18,7 @@ fn request(spec: &JobSpec) -> PlanRequest<'_> {
         val_samples: 50_000,
         signal: [1, 100],
         program: None,
+        language: None,
         dollars_per_hour: None,
         calibration: None,
     }
@@ -94,4 +95,25 @@ fn sizes_and_prices_are_numbers() {
     assert!(["-1", "inf", "cheap"].iter().all(|text| price(text).is_err()));
     assert_eq!(signal("12x1000").unwrap().0, [12, 1_000]);
     assert!(["12", "0x5", "axb", "1x2x3"].iter().all(|text| signal(text).is_err()));
+}
+
+#[test]
+fn a_language_model_is_planned_from_its_description_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = format!("model.path={}", folder.path().display());
+    let spec = spec("gemma2_2b_qlora_t4", &[&path]);
+    let error = recipe::decoder(&spec).unwrap_err();
+    assert!(error.ends_with("a plan needs only this file of the model"), "{error}");
+    let config = r#"{"model_type": "llama", "vocab_size": 49152, "hidden_size": 576,
+        "intermediate_size": 1536, "num_hidden_layers": 30, "num_attention_heads": 9,
+        "num_key_value_heads": 3, "max_position_embeddings": 8192, "tie_word_embeddings": true}"#;
+    std::fs::write(folder.path().join("config.json"), config).unwrap();
+    let (decoder, adapter) = recipe::decoder(&spec).unwrap().unwrap();
+    let language = LanguagePlan { decoder: &decoder, adapter: adapter.as_ref(), mean_tokens: 300 };
+    let sizes = PlanRequest { samples: 4_000, val_samples: 800, ..request(&spec) };
+    let request = PlanRequest { language: Some(language), ..sizes };
+    let plans = plans(&request, &["t4"]);
+    assert_snapshot!(narrow(table::text(&request, &plans, false)));
+    let machine = Machine::named("t4").unwrap();
+    assert_snapshot!(narrow(explain::text(&request, &plans[0], machine)));
 }

@@ -160,6 +160,7 @@ fn evaluation_times(
         // Only for signals.
         signal: [1, 1],
         program,
+        language: None,
         dollars_per_hour: None,
         calibration: None,
     };

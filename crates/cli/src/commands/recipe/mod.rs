@@ -13,7 +13,7 @@ pub(crate) use baton_console::{
     recipe::{about, find, read, resolved, text},
 };
 use baton_job::exit::{Failure, OK};
-use baton_language::LanguageModel;
+use baton_language::{AdapterLayout, DecoderModel, LanguageModel, model::read_decoder};
 use baton_program::Program;
 use baton_recipe::{JobSpec, spec};
 use clap::Subcommand;
@@ -48,6 +48,24 @@ pub(crate) fn program(spec: &JobSpec) -> Result<Option<Program>, String> {
     }
     let program = Program::of_recipe(spec);
     program.map(|(program, _)| Some(program)).map_err(|error| format!("model.program: {error}"))
+}
+
+/// The language model of a recipe, by its `config.json` alone, and what is trained of it; `None` if its network is another
+/// one.
+///
+/// # Errors
+/// The description cannot be read, or the adapter does not fit it.
+pub(crate) fn decoder(
+    spec: &JobSpec,
+) -> Result<Option<(DecoderModel, Option<AdapterLayout>)>, String> {
+    if !spec.model.arch.is_causal_lm() {
+        return Ok(None);
+    }
+    let (_, decoder) = read_decoder(Path::new(&spec.model.path)).map_err(|error| {
+        format!("model.path: {error}; a plan needs only this file of the model")
+    })?;
+    let adapter = spec.adapter.as_ref().map(|adapter| AdapterLayout::new(&decoder, adapter));
+    Ok(Some((decoder, adapter.transpose()?)))
 }
 
 /// Checks the language model of a recipe, if it is on this machine.

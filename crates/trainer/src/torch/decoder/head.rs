@@ -2,10 +2,8 @@
 //! memory than the model.
 
 use baton_data::NO_LABEL;
+use baton_language::decoder::labels_per_chunk;
 use tch::{Kind, Reduction, Tensor};
-
-/// Most bytes of a chunk's logits as f32.
-const LOGITS_CHUNK_BYTES: i64 = 64 << 20;
 
 /// The last linear layer.
 #[derive(Debug)]
@@ -76,11 +74,11 @@ impl Head {
         Ok(HeadGradients { outputs, inputs, weight: of_weight })
     }
 
-    /// Start and length of each chunk. They depend on the vocabulary alone, so that bits do not depend on the machine.
+    /// Start and length of each chunk.
     fn chunks(&self, x: &Tensor) -> tch::Result<Vec<(i64, i64)>> {
         let rows = x.size2()?.0;
         let (vocabulary, _) = self.weight.size2()?;
-        let most = (LOGITS_CHUNK_BYTES / (4 * vocabulary.max(1))).clamp(16, 4096);
+        let most = labels_per_chunk(vocabulary as u64) as i64;
         let starts = (0..rows).step_by(most as usize);
         Ok(starts.map(|start| (start, most.min(rows - start))).collect())
     }
