@@ -15,6 +15,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import bitsandbytes.functional
 import torch
@@ -67,21 +68,34 @@ CASES = {
 QUANTISED = ["smollm", "qwen3", "gemma2"]
 # bitsandbytes' library for CPUs rounds a few scales to the neighbour of the nearest value; its CUDA kernels do not.
 OTHER_SCALES = 0.02
+# The model of `make run-lora`, if it is there.
+REAL = "SmolLM2-135M"
+REAL_MODEL = Path(__file__).resolve().parents[2] / ".lora/models/smollm2"
 LENGTHS = (24, 15, 9)
 PROMPTS = (7, 3, 5)
+
+
+def cases():
+    return [*CASES, REAL] if REAL_MODEL.exists() else list(CASES)
 
 
 def reference(folder):
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
-    for name, (kind, config, changes) in CASES.items():
+    for name in cases():
         torch.manual_seed(0)
         case = folder / name
-        config = getattr(transformers, config)(**SIZES | changes)
-        model = getattr(transformers, f"{kind}ForCausalLM")(config).float()
-        for parameter in model.parameters():
-            torch.nn.init.normal_(parameter, std=0.1 if parameter.dim() == 1 else 0.08)
-        model.save_pretrained(case / "model")
+        if name == REAL:
+            model = transformers.AutoModelForCausalLM.from_pretrained(REAL_MODEL, dtype=torch.float32)
+            (case / "model").parent.mkdir(parents=True)
+            (case / "model").symlink_to(REAL_MODEL.resolve())
+        else:
+            kind, config, changes = CASES[name]
+            config = getattr(transformers, config)(**SIZES | changes)
+            model = getattr(transformers, f"{kind}ForCausalLM")(config).float()
+            for parameter in model.parameters():
+                torch.nn.init.normal_(parameter, std=0.1 if parameter.dim() == 1 else 0.08)
+            model.save_pretrained(case / "model")
         lora = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
         model = get_peft_model(model, lora)
         for parameter_name, parameter in model.named_parameters():
@@ -167,7 +181,7 @@ def probe(case, changes=()):
 
 
 def compare(folder, table):
-    for name in CASES:
+    for name in cases():
         case = folder / name
         probe(case)
         compare_case(table, name, load(case / "torch.safetensors"), load(case / "baton.safetensors"))
