@@ -14,6 +14,9 @@
     reason = "tests may panic and print"
 )]
 
+#[path = "kit/language.rs"]
+mod language;
+
 use std::{
     path::Path,
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -22,6 +25,7 @@ use std::{
 use baton_job::exit;
 use baton_proto::v1::{DrainRequest, get_status_response::Phase};
 use baton_tests::{Cluster, kill, stop, terminate};
+use language::Files;
 
 /// Number of faults in an ordinary test run.
 const FAULTS: u64 = 8;
@@ -78,6 +82,13 @@ async fn random_faults_change_no_bit_of_a_program() {
         .set("train.resolution=8")
         .set("schedule={ kind='constant', lr=0.01 }");
     assert_faults_change_no_bit(cluster).await;
+}
+
+#[tokio::test]
+async fn random_faults_change_no_bit_of_an_adapter_of_a_quantised_model() {
+    let files = Files::new();
+    let cluster = files.train(Cluster::endless()).set("adapter.base='nf4'");
+    assert_faults_change_no_bit(cluster.set("schedule.lr=0.001")).await;
 }
 
 async fn assert_faults_change_no_bit(cluster: Cluster) {
