@@ -23,6 +23,7 @@
 pub mod adapter;
 pub mod config;
 pub mod decoder;
+mod digest;
 pub mod gguf;
 pub mod merge;
 pub mod model;

@@ -10,6 +10,7 @@ use crate::{
     adapter::{AdapterLayout, describe_whole},
     config,
     decoder::DecoderModel,
+    digest,
     source::{WeightSource, read_text},
 };
 
@@ -65,16 +66,13 @@ impl LanguageModel {
         }
     }
 
-    /// BLAKE3 digest of `config.json` and the files of weights. A run continues only with the same model.
+    /// BLAKE3 digest of `config.json` and the files of weights. A run continues only with the same model. It is remembered
+    /// beside them, and computed again only if one of them has been written since.
     ///
     /// # Errors
     /// A file cannot be read.
     pub fn digest(&self) -> Result<String, Error> {
-        let mut hasher = blake3::Hasher::new();
-        hasher.update(&(self.config.len() as u64).to_le_bytes());
-        hasher.update(self.config.as_bytes());
-        self.source.hash(&mut hasher)?;
-        Ok(hasher.finalize().to_hex().to_string())
+        digest::of_model(&self.config, &self.source)
     }
 }
 

@@ -4,14 +4,14 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
+    fs::{self, File, Metadata},
     io::{self, Read},
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
 };
 
 use baton_model::Float;
-use safetensors::{Dtype, tensor::Metadata};
+use safetensors::{Dtype, tensor::Metadata as Header};
 use serde_json::Value;
 
 use crate::{Error, decoder::BaseTensor};
@@ -71,7 +71,7 @@ impl WeightSource {
         let fail = |problem: String| Error::new(path, problem);
         let (file, bytes) = open_file(path, "download all files of the model again")?;
         let (header, start) = header(&file, bytes).map_err(&fail)?;
-        let metadata: Metadata = serde_json::from_slice(&header)
+        let metadata: Header = serde_json::from_slice(&header)
             .map_err(|error| fail(format!("is not a valid safetensors file: {error}")))?;
         let number = self.files.len();
         for (name, info) in metadata.tensors() {
@@ -170,6 +170,21 @@ impl WeightSource {
 
     fn missing(&self, name: &str) -> Error {
         Error::new(&self.folder, format!("has no tensor {name}"))
+    }
+
+    /// Names and metadata of the files.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub(crate) fn metadata(&self) -> Result<Vec<(String, Metadata)>, Error> {
+        let of = |(path, file): &(PathBuf, File)| {
+            let metadata = file
+                .metadata()
+                .map_err(|error| Error::new(path, format!("cannot be read: {error}")))?;
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            Ok((name.into_owned(), metadata))
+        };
+        self.files.iter().map(of).collect()
     }
 
     /// Adds the content of all files to a digest.

@@ -21,13 +21,13 @@
 use std::{
     fs::{self, File},
     io,
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::Arc,
     thread,
     time::{Duration, SystemTime},
 };
 
+use baton_fingerprint::{BootId, Fingerprint};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -54,8 +54,7 @@ pub(super) struct Cache {
     pub(super) folder: PathBuf,
     /// Maximum total size of the shards, bytes.
     pub(super) max_bytes: u64,
-    /// Identifies the boot of this machine.
-    boot: String,
+    boot: BootId,
     signal: Arc<ChangeSignal>,
 }
 
@@ -74,15 +73,6 @@ struct CacheRecord {
     blake3: String,
     #[serde(rename = "vouch")]
     fingerprint: Fingerprint,
-}
-
-/// Properties of a file when its digest was computed. If they are unchanged, the file has not been written since.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Fingerprint {
-    boot: String,
-    inode: u64,
-    changed_seconds: i64,
-    changed_nanos: i64,
 }
 
 /// A shard that is not evicted while this exists.
@@ -158,10 +148,7 @@ impl Cache {
         signal: Arc<ChangeSignal>,
     ) -> Result<Self, Error> {
         fs::create_dir_all(folder).map_err(Error::io("create", folder))?;
-        // If the system has no boot ID, a random one makes fingerprints valid for this process only.
-        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")
-            .unwrap_or_else(|_| fastrand::u128(..).to_string());
-        let boot = boot.trim().to_owned();
+        let boot = BootId::current();
         let cache = Self { folder: folder.to_owned(), max_bytes, boot, signal };
         {
             let _folder = cache.lock_folder()?;
@@ -322,12 +309,7 @@ impl Cache {
     }
 
     fn fingerprint(&self, metadata: &fs::Metadata) -> Fingerprint {
-        Fingerprint {
-            boot: self.boot.clone(),
-            inode: metadata.ino(),
-            changed_seconds: metadata.ctime(),
-            changed_nanos: metadata.ctime_nsec(),
-        }
+        Fingerprint::of(metadata, &self.boot)
     }
 
     /// The record of a shard; `None` if it cannot be read: then the copy is fetched again.
