@@ -77,6 +77,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
             folder.display()
         )));
     }
+    // Of a link to nothing, only the link itself exists.
+    if folder.symlink_metadata().is_ok() && !folder.is_dir() {
+        return Err(bad_input(format!(
+            "{} exists and is not a folder: give another one with --out",
+            folder.display()
+        )));
+    }
     let files = files(args).map_err(|error| {
         bad_input(format!(
             "cannot make a certificate: {error}; check that every --host is a host name or an address"
@@ -202,6 +209,19 @@ mod tests {
             let token = Token::read(&certs.join(format!("{role}.token"))).unwrap();
             assert_eq!(known.roles_of(&token.bearer()), [role]);
             assert_eq!(tokens::of_role(&certs.join("tokens"), role).unwrap(), token);
+        }
+    }
+
+    #[test]
+    fn a_file_or_a_link_to_nothing_is_no_folder_for_certificates() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        fs::write(&file, "").unwrap();
+        std::os::unix::fs::symlink("nothing", &link).unwrap();
+        for out in [file, link] {
+            let error = make_certs(&out).unwrap_err();
+            assert_eq!(error.class, baton_job::exit::Class::BadInput);
+            assert!(error.message.contains("exists and is not a folder"), "{error}");
         }
     }
 
