@@ -16,7 +16,7 @@ use baton_checkpoint::{
 use baton_job::{
     Generation, JobId,
     engine::{Engine, JobOrigin, Record},
-    exit::{Failure, bad_input, crash},
+    exit::{Failure, Outcome, bad_input, crash},
     message::Restore,
 };
 use baton_recipe::JobSpec;
@@ -151,6 +151,9 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Fai
         set_aside(&path)?;
         (journal, records) = open(&path)?;
     }
+    if !new_run {
+        refuse_lost_checkpoints(&records, &store)?;
+    }
     let engine = match Engine::replay(spec, &records, clock.now()) {
         Some(resumed) => match changes(resumed.origin(), spec, &store)?.as_slice() {
             [] => resumed,
@@ -171,6 +174,24 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Fai
         ),
     };
     Ok(PreparedJob { engine, journal, store, records })
+}
+
+/// A job that is complete does not start, so no rank would notice that its checkpoints are gone.
+fn refuse_lost_checkpoints(records: &[Record], store: &Store) -> Result<(), Failure> {
+    let is_complete = matches!(records.last(), Some(Record::Ended(Outcome::Completed)));
+    let saved = records.iter().rev().find_map(|record| match record {
+        Record::Saved(commit) => Some(commit.name.clone()),
+        _ => None,
+    });
+    let Some(name) = saved.filter(|_| is_complete) else { return Ok(()) };
+    // A store that cannot be read says nothing about what it holds.
+    match store.list() {
+        Ok(entries) if entries.is_empty() => {
+            let location = store.location().to_owned();
+            Err(bad_input(StoreError::CheckpointsGone { location, name }.to_string()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Opens the checkpoint store, and tests that it can be written, because otherwise the first save would fail hours
@@ -299,11 +320,14 @@ fn set_aside(path: &Path) -> Result<(), Failure> {
     fs::rename(path, &kept).map_err(|error| bad_input(format!("{}: {error}", path.display())))
 }
 
+/// The store of a job. A folder is absolute: agents may run in other folders than this coordinator.
 fn store_location(spec: &JobSpec, run_dir: &Path) -> String {
-    match spec.checkpoint.dir.as_str() {
-        "" => run_dir.join("checkpoints").display().to_string(),
-        dir => dir.to_owned(),
-    }
+    let folder = match spec.checkpoint.dir.as_str() {
+        "" => run_dir.join("checkpoints"),
+        dir if dir.contains("://") => return dir.to_owned(),
+        dir => PathBuf::from(dir),
+    };
+    path::absolute(&folder).unwrap_or(folder).display().to_string()
 }
 
 fn read_recipe(path: &Path, overrides: &[String]) -> Result<JobSpec, Failure> {
@@ -317,6 +341,21 @@ mod tests {
 
     /// A folder in which no process can create files, not even one of root.
     const UNWRITABLE: &str = "/proc";
+
+    #[test]
+    fn the_folder_of_a_store_is_the_same_for_programs_in_other_folders() {
+        let text = fs::read_to_string("../recipes/digits_cpu.toml").unwrap();
+        let location = |dir: &str| {
+            let mut spec = JobSpec::from_toml(&text, &[]).unwrap();
+            spec.checkpoint.dir = dir.to_owned();
+            store_location(&spec, Path::new("run"))
+        };
+        for dir in ["", "store", "/runs/store"] {
+            assert!(Path::new(&location(dir)).is_absolute(), "{dir}");
+        }
+        assert!(location("").ends_with("run/checkpoints"));
+        assert_eq!(location("s3://bucket/store"), "s3://bucket/store");
+    }
 
     #[test]
     fn a_store_that_cannot_be_written_is_refused_unless_ranks_may_run() {

@@ -15,8 +15,9 @@ use std::{
     thread,
 };
 
+use baton_job::exit;
 use baton_proto::v1::watch_events_response::Kind;
-use baton_tests::{Cluster, WAIT_TIMEOUT, binary, newest_epoch, skipped};
+use baton_tests::{Cluster, WAIT_TIMEOUT, binary, in_time, newest_epoch, skipped};
 
 #[test]
 fn an_empty_machine_with_only_the_bucket_continues_the_job() {
@@ -185,4 +186,16 @@ fn training_continues_while_the_disk_is_full_and_the_next_checkpoint_that_fits_i
 
     baton_tests::terminate(run.up.id());
     assert_eq!(run.up.wait().unwrap().code(), Some(75));
+}
+
+#[tokio::test]
+async fn a_complete_run_whose_checkpoints_are_gone_says_so() {
+    let mut cluster = Cluster::new().set("train.epochs=1");
+    cluster.run_to_the_end(1).await;
+    std::fs::remove_dir_all(cluster.run_dir().join("checkpoints")).unwrap();
+    let up = cluster.up(&[], &[]);
+    let ended = in_time("`baton up` ends", up.wait_with_output()).await.unwrap();
+    let log = cluster.log("up");
+    assert_eq!(ended.status.code(), Some(i32::from(exit::BAD_INPUT)), "{log}");
+    assert!(log.contains("has no checkpoint, but this job has saved step-"), "{log}");
 }

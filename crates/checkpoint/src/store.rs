@@ -306,6 +306,19 @@ impl Store {
         })
     }
 
+    /// Removes a rank's shard of a save that will not be committed, and the save's folder if nothing else is in it, best
+    /// effort: without it, repeated failures would fill the disk. A committed checkpoint is kept, and a bucket is left to
+    /// [`prune`](Self::prune): it is not full, and may be out of reach.
+    pub fn discard_shard(&self, save: SaveId, rank: Rank, world_size: u32) {
+        let manifest = format!("{}/{MANIFEST}", save.name());
+        if self.folder.is_none() || !matches!(self.read(&manifest, MAX_BYTES), Ok(None)) {
+            return;
+        }
+        let shard = format!("{}/{}", save.name(), shard_file(rank, world_size));
+        let _ = self.delete(&Path::from(shard));
+        let _ = self.in_checkpoint_folder(save, |folder| fs::remove_dir(folder));
+    }
+
     /// Runs a file system operation on the checkpoint's folder, unless this is a bucket. Not an error if the folder
     /// is gone.
     fn in_checkpoint_folder(

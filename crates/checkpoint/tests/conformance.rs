@@ -68,6 +68,21 @@ fn a_commit_says_whether_the_store_has_lost_its_fence() {
 }
 
 #[test]
+fn a_failed_save_leaves_nothing_and_a_committed_one_stays() {
+    let folder = TempDir::new().unwrap();
+    let store = Store::open(folder.path().to_str().unwrap()).unwrap();
+    let committed = saved(&store, id(1, 5), 2);
+    written(&store, id(1, 10), 2);
+    for save in [id(1, 5), id(1, 10)] {
+        store.discard_shard(save, Rank(0), 2);
+        assert!(folder.path().join(save.name()).is_dir(), "the shard of rank 1 is there");
+        store.discard_shard(save, Rank(1), 2);
+    }
+    assert!(!folder.path().join(id(1, 10).name()).exists());
+    assert_holds(&store, &committed);
+}
+
+#[test]
 fn a_commit_without_all_shards_is_refused() {
     on_every_store(|store| {
         let first = store.write_shard(&id(1, 10), Rank(0), 2, &snapshot(10, 0, 2)).unwrap();

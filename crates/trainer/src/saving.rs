@@ -70,7 +70,7 @@ type Task<T> = Result<JoinHandle<T>, SaveProblem>;
 /// What is known about the checkpoint that is being written, except its shards.
 #[derive(Debug)]
 struct Save {
-    step: Step,
+    id: SaveId,
     /// On rank 0 only: the manifest to write, and which older checkpoints to keep.
     commit: Option<(Manifest, Retention)>,
     started: Instant,
@@ -89,7 +89,7 @@ impl Saver {
         match &self.phase {
             SavePhase::Idle | SavePhase::AddingEvaluation { .. } => None,
             SavePhase::Writing { save, .. } | SavePhase::Committing { save, .. } => {
-                Some((save.step, save.started.elapsed().as_secs_f64()))
+                Some((save.id.step, save.started.elapsed().as_secs_f64()))
             }
         }
     }
@@ -146,8 +146,7 @@ impl Saver {
             };
             (write(), copy)
         });
-        self.phase =
-            SavePhase::Writing { save: Save { step: id.step, commit, started, stall }, shard };
+        self.phase = SavePhase::Writing { save: Save { id, commit, started, stall }, shard };
     }
 
     /// Ends the current phase and starts the next one; after the last one it returns the result, which is the same on
@@ -170,7 +169,10 @@ impl Saver {
                 let shards: Vec<Result<ShardEntry, SaveProblem>> = gather(collective, &mine)?;
                 let shards = match shards.into_iter().collect::<Result<Vec<_>, _>>() {
                     Ok(shards) => shards,
-                    Err(problem) => return Ok(Some(Err(problem))),
+                    Err(problem) => {
+                        save.discard(&job.store, &problem, collective);
+                        return Ok(Some(Err(problem)));
+                    }
                 };
                 let manifest = save.commit.clone().map(|(manifest, retention)| {
                     let store = Arc::clone(&job.store);
@@ -187,7 +189,7 @@ impl Saver {
                 self.phase = SavePhase::Committing { save, manifest };
                 Ok(None)
             }
-            SavePhase::Committing { save: _, manifest } => {
+            SavePhase::Committing { save, manifest } => {
                 let mine = match manifest {
                     Some(task) => join(task).and_then(|committed| committed),
                     // Rank 0 has the result.
@@ -197,7 +199,8 @@ impl Saver {
                 let of_rank_0 = results.into_iter().next();
                 let committed =
                     of_rank_0.unwrap_or_else(|| Err("rank 0 sent no result".to_owned().into()));
-                if committed.is_err() {
+                if let Err(problem) = &committed {
+                    save.discard(&job.store, problem, collective);
                     // The files of frozen regions may have been removed: write them again with the next checkpoint.
                     self.frozen = None;
                 }
@@ -264,6 +267,16 @@ impl Saver {
         self.evaluation = None;
         self.frozen = None;
         self.abandoned.push(std::mem::take(&mut self.phase));
+    }
+}
+
+impl Save {
+    /// Removes what this rank has written of a save that failed, unless a newer generation decides about it. Other ranks
+    /// may already try again, perhaps under the same name, so only its own file.
+    fn discard(&self, store: &Store, problem: &SaveProblem, collective: &dyn Collective) {
+        if problem.fence.is_none() {
+            store.discard_shard(self.id, collective.rank(), collective.world_size());
+        }
     }
 }
 

@@ -21,7 +21,7 @@ mod image;
 mod value;
 
 use std::{
-    fs::File,
+    fs::{self, File},
     io,
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
@@ -67,6 +67,11 @@ impl Beton {
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         let failed = |operation| Error::io(operation, path);
+        // Opening a pipe would wait for a writer.
+        let metadata = fs::metadata(path).map_err(failed("open"))?;
+        if !metadata.is_file() {
+            return Err(failed("open")(io::Error::other("it is not a regular file")));
+        }
         let file = File::open(path).map_err(failed("open"))?;
         let file_bytes = file.metadata().map_err(failed("read metadata of"))?.len();
         let mut head = [0; HEADER_BYTES];

@@ -1,5 +1,7 @@
 //! Damaged files: clear errors, no panic, no allocation for a damaged size.
 
+use std::{path::Path, process::Command};
+
 use baton_data::{
     Beton, Dataset, Decoder, Error, FileFault, ImageBytes, ImageTransform, Mode, SampleBlocks,
     SampleFault, Source,
@@ -61,8 +63,14 @@ fn an_empty_file_is_reported() {
 }
 
 #[test]
-fn a_folder_is_not_a_file() {
-    assert!(matches!(Beton::open("/"), Err(Error::Io { .. })));
+fn what_is_no_regular_file_is_refused_without_waiting_for_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let pipe = folder.path().join("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    for path in [pipe.as_path(), Path::new("/"), Path::new("/dev/zero")] {
+        let error = Beton::open(path).unwrap_err().to_string();
+        assert!(error.contains("it is not a regular file"), "{error}");
+    }
 }
 
 #[test]

@@ -103,8 +103,8 @@ pub(super) fn describe_commit(commit: &Commit) -> String {
         text += &format!(" in {seconds:.1} s; training was blocked for {stall:.0} ms");
     }
     if commit.fence_lost {
-        text += "; but its store has lost what this job wrote before: is its disk still mounted? If not, this checkpoint \
-                 is in the folder that the disk was mounted on";
+        text += "; but not in the store that the coordinator sees, or that store has lost what this job wrote: is its \
+                 disk mounted, and checkpoint.dir the same folder on all machines?";
     }
     text
 }

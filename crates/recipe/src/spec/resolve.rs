@@ -202,6 +202,10 @@ fn changes_kind(old: &DeTable<'_>, new: &DeTable<'_>) -> bool {
     new.contains_key("kind") && kind(new) != kind(old)
 }
 
+/// Most sections of a changed key: more than any value has. Each is a table in the one before, and a table that is
+/// thousands deep overflows the stack of a program that visits it.
+const MAX_SECTIONS: usize = 16;
+
 /// Sets one value, and replaces any old one.
 fn apply<'i>(table: &mut DeTable<'i>, source: &RecipeSource, padded: &'i str) -> Result<(), Error> {
     let ValueOrigin::Change(change) = &source.origin else { return Ok(()) };
@@ -217,10 +221,19 @@ fn apply<'i>(table: &mut DeTable<'i>, source: &RecipeSource, padded: &'i str) ->
     if !parsed.is_empty() {
         return Err(malformed());
     }
-    let (sections, leaf) = match path.rsplit_once('.') {
+    let (sections, leaf): (Vec<&str>, &str) = match path.rsplit_once('.') {
         Some((sections, leaf)) => (sections.split('.').collect(), leaf),
         None => (Vec::new(), path),
     };
+    if sections.len() > MAX_SECTIONS {
+        return Err(Error::Text {
+            location: format!("override `{}…`: ", path.chars().take(40).collect::<String>()),
+            problem: format!(
+                "its key has {} parts, but no recipe is that deep: see docs/recipes.md for the keys",
+                sections.len() + 1
+            ),
+        });
+    }
     if path == "base" {
         return Err(Error::Text {
             location: format!("override `{change}`: "),

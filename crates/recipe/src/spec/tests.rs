@@ -598,3 +598,11 @@ fn wrong_values_for_a_language_model_are_refused() {
         assert!(error.contains(expected), "{change}: {error}");
     }
 }
+
+#[test]
+fn a_key_of_many_parts_is_refused_before_it_becomes_as_many_tables() {
+    let change = format!("{}=1", vec!["a"; 20_000].join("."));
+    let error = JobSpec::from_toml(MINIMAL, &[change]).unwrap_err().to_string();
+    assert!(error.contains("its key has 20000 parts"), "{error}");
+    assert!(error.len() < 300, "{error}");
+}

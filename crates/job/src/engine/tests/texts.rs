@@ -33,8 +33,8 @@ fn a_checkpoint_is_published_once_with_the_time_it_took() {
     assert_eq!(
         texts(&mut engine, JobEventKind::Saved, elsewhere),
         [
-            "checkpoint step-70 saved; but its store has lost what this job wrote before: is its disk still mounted? If \
-          not, this checkpoint is in the folder that the disk was mounted on"
+            "checkpoint step-70 saved; but not in the store that the coordinator sees, or that store has lost what this job \
+          wrote: is its disk mounted, and checkpoint.dir the same folder on all machines?"
         ]
     );
 }
