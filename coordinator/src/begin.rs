@@ -156,7 +156,8 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Fai
     }
     let engine = match Engine::replay(spec, &records, clock.now()) {
         Some(resumed) => match changes(resumed.origin(), spec, &store)?.as_slice() {
-            [] => resumed,
+            // Other data do not show in the recipe: only the ranks compare them.
+            [] if resumed.restore().allow_recipe_change || !args.allow_recipe_change => resumed,
             _ if args.allow_recipe_change => {
                 // A checkpoint that the old run must not resume from is excluded for this run too.
                 let restore = Restore { allow_recipe_change: true, ..resumed.restore() };

@@ -37,7 +37,7 @@ def code(text):
 def is_valid(text):
     try:
         return bool(ast.parse(code(text)).body)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
 
 

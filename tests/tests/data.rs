@@ -245,3 +245,29 @@ async fn nodes_with_other_contents_of_the_same_size_do_not_train_together() {
     let expected = "train.beton differs between ranks: rank 1 has other contents of the same size, compared with rank 0";
     assert!(log.contains(expected), "{log}");
 }
+
+#[tokio::test]
+async fn other_data_are_refused_at_a_resume_until_the_flag_allows_them() {
+    let folder = tempfile::tempdir().unwrap();
+    let set = folder.path().join("train.beton");
+    fs::copy(digits(), &set).unwrap();
+    let mut cluster = Cluster::endless().set(&format!("data.train={}", set.display()));
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 1);
+    cluster.end().await;
+    let mut bytes = fs::read(&set).unwrap();
+    let pixel = bytes.len() / 2;
+    bytes[pixel] ^= 1;
+    fs::write(&set, bytes).unwrap();
+
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 1);
+    let (coordinator, _) = cluster.finish().await;
+    let log = cluster.log("coordinator");
+    assert_eq!(coordinator.code(), Some(i32::from(exit::BAD_INPUT)), "{log}");
+    assert!(log.contains("has other contents of the same size"), "{log}");
+
+    cluster.start_coordinator(&["--allow-recipe-change"]).await;
+    cluster.start_agent("node", 1);
+    cluster.end().await;
+}

@@ -27,11 +27,12 @@ pub(crate) struct Args {
     /// Change one value of the recipe, e.g. --set model.path=models/smollm2. May be repeated.
     #[arg(long = "set", value_name = "KEY=VALUE")]
     overrides: Vec<String>,
-    /// Trained weights or an adapter, as `baton checkpoint export` writes them [default: the model's own weights].
+    /// Trained weights or an adapter, as `baton checkpoint export` writes them [default: the model's own weights, with
+    /// the adapter of model.pretrained if the recipe names one].
     #[arg(long, value_name = "FILE")]
     weights: Option<PathBuf>,
     /// What the model continues. May be repeated: all texts are written at the same time.
-    #[arg(long = "prompt", value_name = "TEXT", required = true)]
+    #[arg(long = "prompt", value_name = "TEXT", required = true, allow_hyphen_values = true)]
     prompts: Vec<String>,
     /// Continue the prompt as it is, instead of as a user's message in the model's chat template.
     #[arg(long)]
@@ -78,6 +79,12 @@ struct WrittenText {
     tokens: usize,
     /// Whether the model ended the text, instead of the limit.
     complete: bool,
+}
+
+impl WrittenText {
+    fn cut_mark(&self) -> &'static str {
+        if self.complete { "" } else { " …" }
+    }
 }
 
 /// Generates and prints.
@@ -161,7 +168,14 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let texts = texts.collect::<Result<Vec<_>, Failure>>()?;
     let written = GenerateResult { texts, seconds: started.elapsed().as_secs_f64() };
     json::print(args.json, &written, |written| match is_shown_at_once {
-        true => String::new(),
+        // What was held back, because it could have been the beginning of a character.
+        true => {
+            let rest = |text: &WrittenText| {
+                let rest = text.text.strip_prefix(shown.as_str()).unwrap_or_default();
+                format!("{rest}{}", text.cut_mark())
+            };
+            written.texts.iter().map(rest).collect()
+        }
         false => shown_texts(&written.texts),
     });
     Ok(())
@@ -189,9 +203,7 @@ fn show_new(tokenizer: &Tokenizer, tokens: &[u32], shown: &mut String) -> Result
 }
 
 fn shown_texts(texts: &[WrittenText]) -> String {
-    let shown = texts.iter().map(|text| {
-        let end = if text.complete { "" } else { " …" };
-        format!("> {}\n{}{end}", text.prompt, text.text)
-    });
+    let shown =
+        texts.iter().map(|text| format!("> {}\n{}{}", text.prompt, text.text, text.cut_mark()));
     shown.collect::<Vec<_>>().join("\n\n")
 }

@@ -92,6 +92,10 @@ const fn gemma(name: &'static str) -> Family {
 const MAX_LAYERS: u64 = 4096;
 /// Largest value of any size, so that products of two fit into 64 bits.
 const MAX_SIZE: u64 = 1 << 24;
+/// Largest number of values of a token within a layer.
+const MAX_WIDTH: u64 = 1 << 18;
+/// Largest number of token ids.
+const MAX_VOCABULARY: u64 = 1 << 22;
 
 /// Reads `config.json`.
 ///
@@ -290,7 +294,22 @@ fn rope(map: Option<&Map<String, Value>>, theta: f64) -> Result<Rope, String> {
 
 /// Checks what the computation relies on.
 fn check(decoder: &DecoderModel) -> Result<(), String> {
-    let DecoderModel { heads, kv_heads, head_dim, .. } = *decoder;
+    let DecoderModel { heads, kv_heads, head_dim, hidden, intermediate, vocabulary, .. } = *decoder;
+    // Larger than any model; products of sizes, layers and positions stay far below 2^64.
+    for (what, size) in [
+        ("num_attention_heads x head_dim", heads * head_dim),
+        ("hidden_size", hidden),
+        ("intermediate_size", intermediate),
+    ] {
+        if size > MAX_WIDTH {
+            return Err(format!("has {what} = {size}: at most {MAX_WIDTH} is supported"));
+        }
+    }
+    if vocabulary > MAX_VOCABULARY {
+        return Err(format!(
+            "has vocab_size = {vocabulary}: at most {MAX_VOCABULARY} is supported"
+        ));
+    }
     if !heads.is_multiple_of(kv_heads) {
         return Err(format!(
             "has num_attention_heads = {heads}, which is no multiple of num_key_value_heads = {kv_heads}"

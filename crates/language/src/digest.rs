@@ -2,7 +2,7 @@
 //! to compare them.
 
 use std::{
-    fs::{self, Permissions},
+    fs::Permissions,
     io::{self, Write},
     os::unix::fs::{MetadataExt, PermissionsExt},
     path::Path,
@@ -12,7 +12,10 @@ use std::{
 use baton_fingerprint::{BootId, Fingerprint};
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, source::WeightSource};
+use crate::{
+    Error,
+    source::{WeightSource, read_text},
+};
 
 /// Name of the file with the remembered digest.
 const DIGEST_FILE: &str = "baton-digest.json";
@@ -54,8 +57,8 @@ fn of_model_at(config: &str, source: &WeightSource, now: SystemTime) -> Result<S
     let record = source.folder().join(DIGEST_FILE);
     // Before the content is read, so that a write in between changes the fingerprint.
     let files = model_files(config, source)?;
-    let known = fs::read(&record).ok();
-    let known = known.and_then(|bytes| serde_json::from_slice::<DigestRecord>(&bytes).ok());
+    let known = read_text(&record).ok();
+    let known = known.and_then(|text| serde_json::from_str::<DigestRecord>(&text).ok());
     if let Some(known) = known.filter(|known| known.files == files) {
         return Ok(known.digest);
     }
@@ -104,6 +107,8 @@ fn write(path: &Path, record: &DigestRecord) -> io::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     const LATER: Duration = Duration::from_secs(10);

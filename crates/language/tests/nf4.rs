@@ -57,6 +57,7 @@ fn a_model_is_quantised_once_and_again_if_the_file_is_damaged() {
     flipped[whole.len() / 2] ^= 1;
     for damaged in [&flipped[..], &whole[..whole.len() - 1], &[]] {
         fs::write(&path, damaged).unwrap();
+        fs::write(path.with_extension("partial"), "of a killed process").unwrap();
         let (notes, again) = opened(&spec);
         assert_eq!((notes.len(), &again), (1, &weights));
         assert!(fs::read(&path).unwrap() == whole);

@@ -193,7 +193,8 @@ impl DecoderCosts<'_> {
                 [2 * hidden, hidden],
             )
         };
-        let mut operations = Vec::new();
+        let mut operations: Vec<NetworkOperation> =
+            self.is_nf4.then(|| self.dense(layer)).into_iter().collect();
         operations.extend(norm(0));
         operations.extend([LinearKind::Query, LinearKind::Key, LinearKind::Value].map(linear));
         operations.push(self.attention(layer));
@@ -227,16 +228,9 @@ impl DecoderCosts<'_> {
             self.operation(name, Some(layer), OperationKind::Linear, self.tokens * outputs);
         let low = adapted.map_or(0, |rank| rank * (inputs + outputs));
         let traffic = Traffic::of(self.tokens * (inputs + outputs));
-        // The dense weight is made for the product; the backward pass uses that of the recomputation.
-        let dense =
-            if self.is_nf4 { weight * (NF4_DENSE_BYTES + F32_BYTES + self.value) } else { 0 };
-        let launches = if self.is_nf4 { 8 } else { 1 } + 3 * u64::from(adapted.is_some());
-        operation.forward = PassCost {
-            macs: self.tokens * (weight + low),
-            traffic,
-            bytes_per_pass: dense,
-            launches,
-        };
+        let launches = 1 + 3 * u64::from(adapted.is_some());
+        let macs = self.tokens * (weight + low);
+        operation.forward = PassCost { macs, traffic, bytes_per_pass: 0, launches };
         operation.evaluation = operation.forward;
         let of_weight = if self.trains_all() { 2 } else { 1 };
         operation.backward = PassCost {
@@ -260,6 +254,24 @@ impl DecoderCosts<'_> {
         };
         operation.kept = Traffic::of(self.tokens * kept_inputs);
         operation
+    }
+
+    /// Makes the dense weights of a layer, before the products: in the forward pass, and in the recomputation, whose weights
+    /// the backward pass uses.
+    fn dense(&self, layer: usize) -> NetworkOperation {
+        let name = format!("{}dense", layer_prefix(layer));
+        let mut dense = self.operation(name, Some(layer), OperationKind::Other, 0);
+        dense.forward.bytes_per_pass =
+            self.layer_weights() * (NF4_DENSE_BYTES + F32_BYTES + self.value);
+        dense.forward.launches = 8 * LinearKind::ALL.len() as u64;
+        dense.evaluation = dense.forward;
+        dense
+    }
+
+    /// Number of linear weights of a layer.
+    fn layer_weights(&self) -> u64 {
+        let count = |linear| self.plan.decoder.linear_shape(linear).iter().product::<u64>();
+        LinearKind::ALL.map(count).iter().sum()
     }
 
     fn attention(&self, layer: usize) -> NetworkOperation {
@@ -344,10 +356,7 @@ impl DecoderCosts<'_> {
     /// The dense weights of the layer that is being computed.
     fn dense_layer(&self) -> MemoryPart {
         let decoder = self.plan.decoder;
-        let of_layer: u64 = LinearKind::ALL
-            .iter()
-            .map(|linear| decoder.linear_shape(*linear).iter().product::<u64>())
-            .sum();
+        let of_layer = self.layer_weights();
         let largest = LinearKind::ALL
             .iter()
             .map(|linear| decoder.linear_shape(*linear).iter().product::<u64>());

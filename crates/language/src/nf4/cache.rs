@@ -1,14 +1,13 @@
 //! Quantised linear layers in a file beside the model, so that a model is quantised once.
 
 use std::{
-    fs::{File, Metadata, Permissions},
+    fs::{self, File},
     io::{self, BufWriter, Read, Seek, Write},
-    os::unix::fs::{FileExt, PermissionsExt},
-    path::{Path, PathBuf},
+    os::unix::fs::FileExt,
+    path::Path,
 };
 
 use safetensors::Dtype;
-use tempfile::NamedTempFile;
 
 use super::{BLOCK, Nf4, SCALE_BLOCK};
 use crate::{
@@ -16,7 +15,7 @@ use crate::{
     decoder::BaseTensor,
     model::{CONFIG, LanguageModel},
     output::header,
-    source::WeightSource,
+    source::{WeightSource, open_file},
 };
 
 /// Version of the file, in its name; to be raised when quantised bytes change.
@@ -142,8 +141,7 @@ impl StoredPart {
 
 /// The file, if it is there and whole.
 fn opened(path: &Path) -> Option<WeightSource> {
-    let file = File::open(path).ok()?;
-    let length = file.metadata().ok().filter(Metadata::is_file)?.len();
+    let (file, length) = open_file(path, "").ok()?;
     let content = length.checked_sub(DIGEST_BYTES)?;
     let mut digest = blake3::Hasher::new();
     digest.update_reader(Read::take(&file, content)).ok()?;
@@ -157,13 +155,27 @@ fn opened(path: &Path) -> Option<WeightSource> {
 
 /// Writes the file. The inner error is one of writing, which is not fatal.
 fn write(model: &LanguageModel, path: &Path) -> Result<io::Result<()>, Error> {
+    // Always the same name, so that the next process replaces what a killed one has left.
+    let partial = path.with_extension("partial");
+    let written = write_to(model, &partial);
+    if let Ok(Ok(())) = written {
+        return Ok(fs::rename(&partial, path).inspect_err(|_| remove(&partial)));
+    }
+    remove(&partial);
+    written
+}
+
+/// Best effort: what is left is replaced by the next process.
+fn remove(partial: &Path) {
+    let _ = fs::remove_file(partial);
+}
+
+fn write_to(model: &LanguageModel, partial: &Path) -> Result<io::Result<()>, Error> {
     let linears = model.decoder.linear_weights();
-    let create = || -> io::Result<BufWriter<NamedTempFile>> {
-        let folder = path.parent().map_or_else(PathBuf::new, Path::to_owned);
-        let file = tempfile::Builder::new()
-            .prefix(".baton-nf4-")
-            .permissions(Permissions::from_mode(0o644))
-            .tempfile_in(folder)?;
+    let create = || -> io::Result<BufWriter<File>> {
+        // A link would lead elsewhere.
+        remove(partial);
+        let file = File::options().read(true).write(true).create_new(true).open(partial)?;
         let mut file = BufWriter::new(file);
         file.write_all(&header_of(&linears))?;
         Ok(file)
@@ -184,11 +196,9 @@ fn write(model: &LanguageModel, path: &Path) -> Result<io::Result<()>, Error> {
         let mut file = file.into_inner().map_err(io::IntoInnerError::into_error)?;
         let mut digest = blake3::Hasher::new();
         file.rewind()?;
-        digest.update_reader(file.as_file())?;
+        digest.update_reader(&file)?;
         file.write_all(digest.finalize().as_bytes())?;
-        file.as_file().sync_all()?;
-        file.persist(path)?;
-        Ok(())
+        file.sync_all()
     };
     Ok(finish())
 }

@@ -89,7 +89,14 @@ impl DecoderNetwork {
             let scores = self.next_scores(&texts, state, &cache).during("generate text")?;
             let mut kept = Vec::with_capacity(texts.len());
             for (text, scores) in texts.iter_mut().zip(scores) {
-                let token = generation.choose(&scores, &mut text.random) as i64;
+                let token = generation.choose(&scores, &mut text.random);
+                if !scores.get(token).is_some_and(|score| score.is_finite()) {
+                    return Err(Error::Recipe(
+                        "the model's scores are not finite: set precision.compute = fp32, and check the weights"
+                            .to_owned(),
+                    ));
+                }
+                let token = token as i64;
                 text.known += text.next.len() as i64;
                 text.next = vec![token];
                 text.generated += 1;
