@@ -179,7 +179,7 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Fai
 
 /// A job that is complete does not start, so no rank would notice that its checkpoints are gone.
 fn refuse_lost_checkpoints(records: &[Record], store: &Store) -> Result<(), Failure> {
-    let is_complete = matches!(records.last(), Some(Record::Ended(Outcome::Completed)));
+    let is_complete = matches!(last_turn(records), Some(Record::Ended(Outcome::Completed)));
     let saved = records.iter().rev().find_map(|record| match record {
         Record::Saved(commit) => Some(commit.name.clone()),
         _ => None,
@@ -218,10 +218,14 @@ fn open_store(spec: &JobSpec, run_dir: &Path, may_have_ranks: bool) -> Result<St
 
 /// Whether the coordinator before this one left a generation open.
 fn may_have_ranks(records: &[Record]) -> bool {
-    let last = records.iter().rev().find(|record| {
+    matches!(last_turn(records), Some(Record::Opened { .. }))
+}
+
+/// The newest record of the job's course: it was created, opened a generation, or ended.
+fn last_turn(records: &[Record]) -> Option<&Record> {
+    records.iter().rev().find(|record| {
         matches!(record, Record::Created(_) | Record::Opened { .. } | Record::Ended(_))
-    });
-    matches!(last, Some(Record::Opened { .. }))
+    })
 }
 
 /// The checkpoint of `--resume`.

@@ -439,9 +439,9 @@ impl Cluster {
         assert!(undisturbed.run_to_the_end(1).await == state, "different after {epochs} epochs");
     }
 
-    /// Starts this [`endless`](Self::endless) run, which saves every few steps, on two ranks; kills one of them after
-    /// a save at `saves[0]`, stops at `saves[1]`, and goes on with one rank on another node until `saves[2]`. Asserts
-    /// that nothing of this moved a bit.
+    /// Starts this [`endless`](Self::endless) run, which saves every few steps, on two ranks. Kills one of them after the
+    /// save at step `saves[0]`, stops after that at `saves[1]`, and continues with one rank on another node until
+    /// `saves[2]`. Checks that the state has the bits of an undisturbed run.
     pub async fn assert_same_bits_through_a_kill_and_with_other_ranks(mut self, saves: [u64; 3]) {
         self.start_coordinator(&[]).await;
         self.start_agent("node", 2);

@@ -11,7 +11,7 @@ use baton_job::{
 use baton_language::model::read_decoder;
 use baton_text::{Encoder, LossTokens, TemplateSource, Tokenizer};
 use baton_trainer::{
-    generation::Generation,
+    sampling::Sampling,
     torch::{self, TorchLearner, weights::Head},
 };
 use serde::Serialize;
@@ -134,7 +134,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(weights) = weights {
         torch::weights::load(&mut learner, weights, Head::FromFile).map_err(bad_input)?;
     }
-    let generation = Generation {
+    let sampling = Sampling {
         max_tokens: args.max_tokens,
         stops: tokenizer.ends().iter().copied().map(i64::from).collect(),
         temperature: args.temperature,
@@ -156,7 +156,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         failed = progress.err();
         failed.is_none()
     };
-    learner.generate(&prompts, &generation, &mut on_token)?;
+    learner.generate(&prompts, &sampling, &mut on_token)?;
     if let Some(failure) = failed {
         return Err(failure);
     }

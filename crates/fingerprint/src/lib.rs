@@ -66,7 +66,7 @@ mod tests {
         assert_eq!(now(), first);
         let later = BootId("another".to_owned());
         assert_ne!(Fingerprint::of(&fs::metadata(&path).unwrap(), &later), first);
-        // The clock of change times may stand still for some milliseconds.
+        // Change times have a resolution of some milliseconds.
         let changed = (0..1_000_000).any(|_| {
             File::options().append(true).open(&path).unwrap().write_all(b"!").unwrap();
             now() != first

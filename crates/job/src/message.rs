@@ -126,7 +126,7 @@ pub struct Commit {
     /// Time it took; known only to the process that wrote it, not when it is found in a store.
     #[serde(default)]
     pub took: Option<SaveTimes>,
-    /// Whether the store no longer had the fence of this generation: all that was saved before is most likely gone, too.
+    /// Whether the store had no fence of this generation: it is another one than the coordinator's, or has lost its files.
     #[serde(default)]
     pub fence_lost: bool,
 }

@@ -92,7 +92,7 @@ const fn gemma(name: &'static str) -> Family {
 const MAX_LAYERS: u64 = 4096;
 /// Largest value of any size, so that products of two fit into 64 bits.
 const MAX_SIZE: u64 = 1 << 24;
-/// Largest number of values of a token within a layer.
+/// Largest number of values of a token within a layer; published models have at most 53,248.
 const MAX_WIDTH: u64 = 1 << 18;
 /// Largest number of token ids.
 const MAX_VOCABULARY: u64 = 1 << 22;

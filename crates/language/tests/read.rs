@@ -105,6 +105,13 @@ fn what_is_not_computed_is_refused_by_name() {
         ("llama", json!({"head_dim": 5}), "has head_dim = 5, which must be even"),
         ("llama", json!({"hidden_size": -1}), "has hidden_size = -1, which must be a whole number"),
         ("llama", json!({"hidden_size": null}), "has no hidden_size"),
+        ("llama", json!({"hidden_size": 1 << 20}), "has hidden_size = 1048576: at most 262144"),
+        (
+            "llama",
+            json!({"num_attention_heads": 1 << 16, "head_dim": 8}),
+            "has num_attention_heads x head_dim = 524288: at most 262144",
+        ),
+        ("llama", json!({"vocab_size": 1 << 23}), "has vocab_size = 8388608: at most 4194304"),
         ("llama", json!({"rms_norm_eps": 0.0}), "has the value 0 where a number above 0 is needed"),
         (
             "llama",

@@ -113,10 +113,9 @@ impl Memory {
                 recomputed(spec, network)
             ),
         });
-        // Language models have no convolutions.
-        let (workspace, of_workspace) = match spec.model.arch.is_causal_lm() {
-            true => (0, ""),
-            false => (WORKSPACE_BYTES, " + 1 GiB for cuDNN's workspaces"),
+        let (workspace, of_workspace) = match network.uses_cudnn() {
+            true => (WORKSPACE_BYTES, " + 1 GiB for cuDNN's workspaces"),
+            false => (0, ""),
         };
         parts.push(MemoryPart {
             name: "allowances",
@@ -197,11 +196,7 @@ fn state(spec: &JobSpec, network: &Network) -> Vec<MemoryPart> {
     }];
     // Autocast copies the weights of a program in every pass.
     if kernels > 0 && has_copy {
-        let which = match spec.model.arch.is_causal_lm() {
-            true => "matrices",
-            false => "convolutions and the linear layer",
-        };
-        let how = format!("{kernels} values of {which} x {bytes} B");
+        let how = format!("{kernels} weights of convolutions and linear layers x {bytes} B");
         parts.push(MemoryPart { name: "working copy", bytes: copy, how });
     }
     let (moments, rule) = moments(&spec.optimizer);
@@ -228,7 +223,7 @@ fn state(spec: &JobSpec, network: &Network) -> Vec<MemoryPart> {
             how: format!("{frozen} values x {F32_BYTES} B{copied}"),
         });
     }
-    if !spec.model.arch.is_causal_lm() {
+    if statistics > 0 {
         parts.push(MemoryPart {
             name: "BatchNorm statistics",
             bytes: 2 * statistics * F32_BYTES,
@@ -306,10 +301,13 @@ fn activations(spec: &JobSpec, network: &Network) -> u64 {
         }
         let mut kept = before;
         for layer in layers {
-            kept += layer.kept.total_bytes(bytes);
-            peak = peak.max(kept + SIMULTANEOUS_GRADIENTS * layer.outputs * bytes);
+            // A file could describe a network of any size.
+            kept = kept.saturating_add(layer.kept.total_bytes(bytes));
+            let gradients = layer.outputs.saturating_mul(SIMULTANEOUS_GRADIENTS * bytes);
+            peak = peak.max(kept.saturating_add(gradients));
         }
-        before = if network.recomputes(spec, &layers[0]) { before + output } else { kept };
+        before =
+            if network.recomputes(spec, &layers[0]) { before.saturating_add(output) } else { kept };
     }
     peak
 }

@@ -101,7 +101,14 @@ impl Network {
     /// Multiply-add operations in a forward pass of one sample.
     #[must_use]
     pub fn macs(&self) -> u64 {
-        self.layers.iter().map(|layer| layer.forward.macs).sum()
+        self.layers.iter().map(|layer| layer.forward.macs).fold(0, u64::saturating_add)
+    }
+
+    /// Whether cuDNN computes a part of it.
+    #[must_use]
+    pub fn uses_cudnn(&self) -> bool {
+        use OperationKind::{Convolution, Recurrent};
+        self.layers.iter().any(|layer| matches!(layer.kind, Convolution | Recurrent))
     }
 }
 

@@ -133,12 +133,8 @@ impl<'a> Encoder<'a> {
     /// As [`encode`](Self::encode).
     pub fn encode_prompt(&self, prompt: &str) -> Result<Vec<u32>, Error> {
         let Some(template) = &self.template else {
-            let mut tokens = self.tokenizer.encode(prompt)?;
-            let bos = self.tokenizer.bos().filter(|_| self.tokenizer.adds_bos());
-            if let Some(bos) = bos.filter(|bos| tokens.first() != Some(&bos.id)) {
-                tokens.insert(0, bos.id);
-            }
-            return Ok(tokens);
+            let tokens = self.tokenizer.encode(prompt)?;
+            return Ok(self.missing_bos(&tokens).into_iter().chain(tokens).collect());
         };
         let message = Turn::new("user", prompt).message;
         let text = template.render(&[message], &().into(), ChatEnd::GenerationPrompt)?;
@@ -272,12 +268,17 @@ impl<'a> Encoder<'a> {
         Ok(spans)
     }
 
+    /// BOS, if the model's texts start with it and these tokens do not.
+    fn missing_bos(&self, tokens: &[u32]) -> Option<u32> {
+        let bos = self.tokenizer.bos().filter(|_| self.tokenizer.adds_bos())?.id;
+        (tokens.first() != Some(&bos)).then_some(bos)
+    }
+
     /// BOS, if the model's texts start with it, and EOS around the tokens of a text, unless the text has them already.
     fn with_ends(&self, tokens: Labelled, counts_bos: bool) -> Result<Labelled, Error> {
-        let bos = self.tokenizer.bos().filter(|_| self.tokenizer.adds_bos()).map(|bos| bos.id);
         let eos = self.tokenizer.eos().ok_or_else(|| self.missing_eos())?.id;
         let mut whole = Labelled::default();
-        if let Some(bos) = bos.filter(|bos| tokens.tokens.first() != Some(bos)) {
+        if let Some(bos) = self.missing_bos(&tokens.tokens) {
             whole.push(bos, counts_bos)?;
         }
         let ends = tokens.tokens.last() == Some(&eos);
@@ -388,6 +389,27 @@ mod tests {
             if run[0] == NO_LABEL { format!("[{text}]") } else { text }
         });
         parts.collect()
+    }
+
+    #[test]
+    fn a_prompt_is_a_users_message_or_the_beginning_of_a_text() {
+        const TEMPLATE: &str = "{% for m in messages %}<|im_start|>{{ m.role }} {{ m.content }}<|im_end|>{% endfor %}\
+                                {% if add_generation_prompt %}<|im_start|>assistant {% endif %}";
+        let case = Case::new(None);
+        let tokenizer = case.model.load();
+        let shown = |template: Option<&str>, prompt: &str| {
+            let template = template.map(|source| {
+                ChatTemplate::new(source, "chat_template.jinja", tokenizer.special_texts()).unwrap()
+            });
+            let encoder = Encoder::new(&tokenizer, template, LossTokens::Completions, 8);
+            tokenizer.decode(&encoder.encode_prompt(prompt).unwrap()).unwrap()
+        };
+        assert_eq!(shown(None, "hi you"), "<s>hi you");
+        assert_eq!(shown(None, "<s>hi"), "<s>hi", "no second one");
+        assert_eq!(
+            shown(Some(TEMPLATE), "hi"),
+            "<|im_start|>user hi<|im_end|><|im_start|>assistant "
+        );
     }
 
     fn sample(line: &str) -> RawSample {

@@ -345,6 +345,18 @@ mod tests {
     }
 
     #[test]
+    fn every_end_that_a_file_of_the_model_names_ends_a_text() {
+        let model = Model::new();
+        let [eos, turn, text] = ["</s>", "<|im_end|>", "<|eot_id|>"].map(|token| model.id(token));
+        model.config(&json!({"eos_token": "</s>"}));
+        assert_eq!(*model.load().ends(), [eos].into());
+        model.write("config.json", &json!({"eos_token_id": turn}).to_string());
+        let ends = json!({"eos_token_id": [eos, text]}).to_string();
+        model.write("generation_config.json", &ends);
+        assert_eq!(*model.load().ends(), [eos, turn, text].into());
+    }
+
+    #[test]
     fn special_tokens_are_texts_or_objects_or_ids_of_the_model() {
         let model = Model::new();
         let ids = |tokenizer: &Tokenizer| {

@@ -31,8 +31,8 @@ pub struct JobInputs {
 }
 
 impl JobInputs {
-    /// Opens both sets, checks every label and summarizes their contents. Copies of remote shards go to `cache_dir`, unless the recipe names
-    /// another folder.
+    /// Opens both sets, checks every label and summarizes their contents. Copies of remote shards go to `cache_dir`,
+    /// unless the recipe names another folder.
     ///
     /// # Errors
     /// A file that cannot be read, a label out of range, a set that is too small for a batch or does not fit the model.

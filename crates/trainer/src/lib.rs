@@ -12,7 +12,7 @@
 //! | `checkpointing`, `saving` with `state_copy`, `evaluation` | work that all ranks do together |
 //! | `inputs` | data sets, cut into micro-batches |
 //! | `activity`, `step_metrics`, `throughput`, `loader_watch` | what a rank reports while it trains |
-//! | [`generation`] | how the next token of a generated text is chosen |
+//! | [`sampling`] | how the next token of a generated text is chosen |
 //! | `digest` | the digest of the whole training state |
 //! | `suspects` | the micro-batches that may have caused a divergence |
 //! | `bits` | floating-point numbers in JSON, with every bit |
@@ -26,7 +26,6 @@ mod controls;
 mod digest;
 mod error;
 mod evaluation;
-pub mod generation;
 mod inputs;
 #[cfg(test)]
 #[path = "../../recipe/tests/kit/mod.rs"]
@@ -38,6 +37,7 @@ mod loader_watch;
 #[path = "../../collectives/tests/kit/local.rs"]
 mod local;
 mod restoring;
+pub mod sampling;
 mod saving;
 mod state_copy;
 pub mod step;

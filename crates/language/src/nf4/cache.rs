@@ -49,24 +49,25 @@ impl<'a> Nf4Source<'a> {
     ) -> Result<Self, Error> {
         let folder = model.source.folder();
         let path = folder.join(name(digest));
-        if let Some(source) = opened(&path) {
+        let layout = FileLayout { linears: model.decoder.linear_weights(), model: digest };
+        if let Some(source) = opened(&path, &layout) {
             return Ok(Self::Cached(source));
         }
         // Best effort: without a lock, several processes write the same file.
         let lock = File::open(folder.join(CONFIG)).ok();
         let _locked = lock.as_ref().map(File::lock);
-        if let Some(source) = opened(&path) {
+        if let Some(source) = opened(&path, &layout) {
             return Ok(Self::Cached(source));
         }
         note(format!("quantising {} once, into {}", folder.display(), path.display()));
-        if let Err(error) = write(model, &path)? {
+        if let Err(error) = write(model, &layout, &path)? {
             note(format!(
                 "{} cannot be written ({error}): every process quantises the model at its start",
                 path.display()
             ));
             return Ok(Self::Model(model));
         }
-        Ok(opened(&path).map_or(Self::Model(model), Self::Cached))
+        Ok(opened(&path, &layout).map_or(Self::Model(model), Self::Cached))
     }
 
     /// A linear layer's weight.
@@ -139,9 +140,12 @@ impl StoredPart {
     }
 }
 
-/// The file, if it is there and whole.
-fn opened(path: &Path) -> Option<WeightSource> {
+/// The file, if it is there, whole and of this model.
+fn opened(path: &Path, layout: &FileLayout<'_>) -> Option<WeightSource> {
     let (file, length) = open_file(path, "").ok()?;
+    let expected = layout.header();
+    let mut found = vec![0; expected.len()];
+    file.read_exact_at(&mut found, 0).ok().filter(|()| found == expected)?;
     let content = length.checked_sub(DIGEST_BYTES)?;
     let mut digest = blake3::Hasher::new();
     digest.update_reader(Read::take(&file, content)).ok()?;
@@ -154,10 +158,14 @@ fn opened(path: &Path) -> Option<WeightSource> {
 }
 
 /// Writes the file. The inner error is one of writing, which is not fatal.
-fn write(model: &LanguageModel, path: &Path) -> Result<io::Result<()>, Error> {
+fn write(
+    model: &LanguageModel,
+    layout: &FileLayout<'_>,
+    path: &Path,
+) -> Result<io::Result<()>, Error> {
     // Always the same name, so that the next process replaces what a killed one has left.
     let partial = path.with_extension("partial");
-    let written = write_to(model, &partial);
+    let written = write_to(model, layout, &partial);
     if let Ok(Ok(())) = written {
         return Ok(fs::rename(&partial, path).inspect_err(|_| remove(&partial)));
     }
@@ -170,21 +178,24 @@ fn remove(partial: &Path) {
     let _ = fs::remove_file(partial);
 }
 
-fn write_to(model: &LanguageModel, partial: &Path) -> Result<io::Result<()>, Error> {
-    let linears = model.decoder.linear_weights();
+fn write_to(
+    model: &LanguageModel,
+    layout: &FileLayout<'_>,
+    partial: &Path,
+) -> Result<io::Result<()>, Error> {
     let create = || -> io::Result<BufWriter<File>> {
         // A link would lead elsewhere.
         remove(partial);
         let file = File::options().read(true).write(true).create_new(true).open(partial)?;
         let mut file = BufWriter::new(file);
-        file.write_all(&header_of(&linears))?;
+        file.write_all(&layout.header())?;
         Ok(file)
     };
     let mut file = match create() {
         Ok(file) => file,
         Err(error) => return Ok(Err(error)),
     };
-    for tensor in &linears {
+    for tensor in &layout.linears {
         let quantized = quantized(model, tensor)?;
         for part in &PARTS {
             if let Err(error) = file.write_all(&(part.bytes)(&quantized)) {
@@ -203,13 +214,24 @@ fn write_to(model: &LanguageModel, partial: &Path) -> Result<io::Result<()>, Err
     Ok(finish())
 }
 
-/// The header of the file: the parts of all tensors, and the digest.
-fn header_of(linears: &[BaseTensor]) -> Vec<u8> {
-    let parts = linears.iter().flat_map(|tensor| PARTS.iter().map(move |part| (tensor, part)));
-    let parts = parts.map(|(tensor, part)| {
-        (part.name(tensor), part.dtype, vec![(part.len)(tensor.values() as usize) as u64])
-    });
-    header(parts.chain([(DIGEST.to_owned(), Dtype::U8, vec![DIGEST_BYTES])]))
+/// What the header of the file must say.
+struct FileLayout<'a> {
+    linears: Vec<BaseTensor>,
+    /// Digest of the model.
+    model: &'a str,
+}
+
+impl FileLayout<'_> {
+    /// The parts of all tensors, an empty tensor named after the model, and the digest.
+    fn header(&self) -> Vec<u8> {
+        let parts =
+            self.linears.iter().flat_map(|tensor| PARTS.iter().map(move |part| (tensor, part)));
+        let parts = parts.map(|(tensor, part)| {
+            (part.name(tensor), part.dtype, vec![(part.len)(tensor.values() as usize) as u64])
+        });
+        let model = (format!("model {}", self.model), Dtype::U8, vec![0]);
+        header(parts.chain([model, (DIGEST.to_owned(), Dtype::U8, vec![DIGEST_BYTES])]))
+    }
 }
 
 fn quantized(model: &LanguageModel, tensor: &BaseTensor) -> Result<Nf4, Error> {

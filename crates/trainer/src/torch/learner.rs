@@ -32,11 +32,11 @@ use super::{
     working::{self, FrozenTensors, WorkingWeights},
 };
 use crate::{
-    generation::Generation,
     learner::{
         BatchEvaluation, DeferredScalar, Error, EvaluatedWeights, Leaf, Learner, Region, TAIL,
         TensorLocation, Update, VOTE,
     },
+    sampling::Sampling,
 };
 
 /// The statistics that BatchNorm uses.
@@ -345,12 +345,12 @@ impl TorchLearner {
     pub fn generate(
         &mut self,
         prompts: &[Vec<i64>],
-        generation: &Generation,
+        sampling: &Sampling,
         on_token: &mut dyn FnMut(usize, i64) -> bool,
     ) -> Result<(), Error> {
         self.refresh()?;
         let state = state(&self.working, &self.running_views, None);
-        self.network.generate(prompts, state, generation, on_token)
+        self.network.generate(prompts, state, sampling, on_token)
     }
 
     pub(super) fn refresh(&mut self) -> Result<(), Error> {

@@ -8,7 +8,7 @@ use baton_data::random::Draws;
 use baton_model::{InputShape, NetworkDescription};
 use tch::{Kind, Tensor};
 
-use crate::{generation::Generation, learner::Error};
+use crate::{learner::Error, sampling::Sampling};
 
 /// A network on a device. Its state belongs to the learner.
 pub(super) trait TorchNetwork: Debug + Send {
@@ -79,7 +79,7 @@ pub(super) trait TorchNetwork: Debug + Send {
         &self,
         _prompts: &[Vec<i64>],
         _state: NetworkState<'_>,
-        _generation: &Generation,
+        _sampling: &Sampling,
         _on_token: &mut dyn FnMut(usize, i64) -> bool,
     ) -> Result<(), Error> {
         Err(Error::Recipe("model.arch: only a causal_lm generates text".to_owned()))

@@ -1,14 +1,14 @@
-//! Generation of text. The keys and values of earlier tokens are kept, so that each token is computed once.
+//! Sampling of text. The keys and values of earlier tokens are kept, so that each token is computed once.
 
 use std::cell::RefCell;
 
 use baton_data::random::{Draws, RandomPurpose};
-use tch::{Device, Kind, Tensor};
+use tch::{Device, Tensor};
 
 use super::{DecoderNetwork, Pass};
 use crate::{
-    generation::Generation,
     learner::Error,
+    sampling::Sampling,
     torch::{failure::During, network::NetworkState},
 };
 
@@ -72,7 +72,7 @@ impl DecoderNetwork {
         &self,
         prompts: &[Vec<i64>],
         state: NetworkState<'_>,
-        generation: &Generation,
+        sampling: &Sampling,
         on_token: &mut dyn FnMut(usize, i64) -> bool,
     ) -> Result<(), Error> {
         let _no_grad = tch::no_grad_guard();
@@ -82,14 +82,14 @@ impl DecoderNetwork {
             known: 0,
             next: prompt.clone(),
             generated: 0,
-            random: Draws::new(generation.seed, 0, number as u64, RandomPurpose::Generate),
+            random: Draws::new(sampling.seed, 0, number as u64, RandomPurpose::Generate),
         });
         let mut texts: Vec<OpenText> = open.filter(|text| !text.next.is_empty()).collect();
         while !texts.is_empty() {
             let scores = self.next_scores(&texts, state, &cache).during("generate text")?;
             let mut kept = Vec::with_capacity(texts.len());
             for (text, scores) in texts.iter_mut().zip(scores) {
-                let token = generation.choose(&scores, &mut text.random);
+                let token = sampling.choose(&scores, &mut text.random);
                 if !scores.get(token).is_some_and(|score| score.is_finite()) {
                     return Err(Error::Recipe(
                         "the model's scores are not finite: set precision.compute = fp32, and check the weights"
@@ -104,8 +104,8 @@ impl DecoderNetwork {
                     return Ok(());
                 }
                 let is_full = text.known as u64 >= self.decoder.max_positions;
-                let is_last = text.generated >= generation.max_tokens || is_full;
-                kept.push(!is_last && !generation.stops.contains(&token));
+                let is_last = text.generated >= sampling.max_tokens || is_full;
+                kept.push(!is_last && !sampling.stops.contains(&token));
             }
             cache.retain(&kept);
             let mut kept = kept.into_iter();
@@ -133,17 +133,15 @@ impl DecoderNetwork {
             dropout: None,
             cache: Some(cache),
         };
-        let mut x = tokens.shallow_clone();
-        for part in 0..self.parts.len() {
-            x = self.part(part, &x, &pass)?;
-        }
+        let mut parts = 0..self.parts.len();
+        let x = parts.try_fold(tokens.shallow_clone(), |x, part| self.part(part, &x, &pass))?;
         let ends = lengths.iter().scan(0, |end, length| {
             *end += length;
             Some(*end - 1)
         });
         let ends = Tensor::f_from_slice(&ends.collect::<Vec<_>>())?.f_to_device(self.device)?;
         let logits = self.head(state)?.logits(&x.f_index_select(0, &ends)?)?;
-        let logits = logits.f_to_device(Device::Cpu)?.f_to_kind(Kind::Float)?;
+        let logits = logits.f_to_device(Device::Cpu)?;
         (0..texts.len() as i64).map(|row| Vec::<f32>::try_from(logits.f_get(row)?)).collect()
     }
 }

@@ -39,7 +39,7 @@ use super::{
     network::{NetworkInputs, NetworkState, PassResult, TorchNetwork},
     working,
 };
-use crate::{generation::Generation, learner::Error};
+use crate::{learner::Error, sampling::Sampling};
 
 /// A language model on a device.
 #[derive(Debug)]
@@ -385,10 +385,10 @@ impl TorchNetwork for DecoderNetwork {
         &self,
         prompts: &[Vec<i64>],
         state: NetworkState<'_>,
-        generation: &Generation,
+        sampling: &Sampling,
         on_token: &mut dyn FnMut(usize, i64) -> bool,
     ) -> Result<(), Error> {
-        self.generated(prompts, state, generation, on_token)
+        self.generated(prompts, state, sampling, on_token)
     }
 
     fn gradients(

@@ -12,7 +12,7 @@ use models::{FAMILIES, VOCABULARY, config_of, write_model, write_tensors};
 use tempfile::TempDir;
 
 use super::*;
-use crate::{generation::Generation, learner::Error};
+use crate::{learner::Error, sampling::Sampling};
 
 const NO_LABEL: i64 = baton_data::NO_LABEL as i64;
 
@@ -253,11 +253,11 @@ fn bf16_stays_near_fp32() {
 }
 
 /// Greedy generation.
-fn greedy(max_tokens: u32) -> Generation {
-    Generation { max_tokens, stops: Vec::new(), temperature: 0.0, top_p: 1.0, seed: 0 }
+fn greedy(max_tokens: u32) -> Sampling {
+    Sampling { max_tokens, stops: Vec::new(), temperature: 0.0, top_p: 1.0, seed: 0 }
 }
 
-fn generated(learner: &mut TorchLearner, prompts: &[Vec<i64>], how: &Generation) -> Vec<Vec<i64>> {
+fn generated(learner: &mut TorchLearner, prompts: &[Vec<i64>], how: &Sampling) -> Vec<Vec<i64>> {
     let mut texts = vec![Vec::new(); prompts.len()];
     let mut on_token = |text: usize, token: i64| {
         texts[text].push(token);
@@ -300,7 +300,7 @@ fn generation_ends_at_a_stop_at_the_last_position_or_when_the_caller_wants() {
     let texts = generated(&mut learner, &prompts, &greedy(12));
     let stop = texts[0][4];
     let first = texts[0].iter().position(|token| *token == stop).unwrap();
-    let how = Generation { stops: vec![stop], ..greedy(12) };
+    let how = Sampling { stops: vec![stop], ..greedy(12) };
     assert_eq!(generated(&mut learner, &prompts, &how)[0], texts[0][..=first]);
     // 128 positions.
     let long = [(0..120).map(|i| i % 50).collect()];
@@ -312,10 +312,10 @@ fn generation_ends_at_a_stop_at_the_last_position_or_when_the_caller_wants() {
     };
     learner.generate(&prompts, &greedy(12), &mut on_token).unwrap();
     assert_eq!(count, 3);
-    let sampled = Generation { temperature: 1.5, seed: 5, ..greedy(12) };
+    let sampled = Sampling { temperature: 1.5, seed: 5, ..greedy(12) };
     let again = generated(&mut learner, &prompts, &sampled);
     assert_eq!(generated(&mut learner, &prompts, &sampled), again);
-    assert_ne!(generated(&mut learner, &prompts, &Generation { seed: 6, ..sampled }), again);
+    assert_ne!(generated(&mut learner, &prompts, &Sampling { seed: 6, ..sampled }), again);
 }
 
 #[test]

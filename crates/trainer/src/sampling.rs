@@ -2,9 +2,9 @@
 
 use baton_data::random::Draws;
 
-/// Settings of generation.
+/// How tokens are chosen, and when a text ends.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Generation {
+pub struct Sampling {
     /// Most tokens of a generated text.
     pub max_tokens: u32,
     /// Tokens that end a text; they are part of it.
@@ -18,7 +18,7 @@ pub struct Generation {
     pub seed: u64,
 }
 
-impl Generation {
+impl Sampling {
     /// The next token, given the scores of all tokens.
     pub(crate) fn choose(&self, scores: &[f32], random: &mut Draws) -> usize {
         if self.temperature <= 0.0 {
@@ -59,16 +59,16 @@ mod tests {
 
     use super::*;
 
-    fn generation(temperature: f64, top_p: f64) -> Generation {
-        Generation { max_tokens: 8, stops: Vec::new(), temperature, top_p, seed: 1 }
+    fn sampling(temperature: f64, top_p: f64) -> Sampling {
+        Sampling { max_tokens: 8, stops: Vec::new(), temperature, top_p, seed: 1 }
     }
 
     /// How often each of three tokens is drawn in 3,000 draws.
-    fn counts(generation: &Generation, scores: [f32; 3]) -> [u32; 3] {
+    fn counts(sampling: &Sampling, scores: [f32; 3]) -> [u32; 3] {
         let mut counts = [0; 3];
-        let mut random = Draws::new(generation.seed, 0, 0, RandomPurpose::Generate);
+        let mut random = Draws::new(sampling.seed, 0, 0, RandomPurpose::Generate);
         for _ in 0..3000 {
-            counts[generation.choose(&scores, &mut random)] += 1;
+            counts[sampling.choose(&scores, &mut random)] += 1;
         }
         counts
     }
@@ -81,10 +81,10 @@ mod tests {
             let is_near = |(found, wanted): (&u32, &u32)| found.abs_diff(*wanted) < 90;
             assert!(counts.iter().zip(&expected).all(is_near), "{counts:?}");
         };
-        near(counts(&generation(1.0, 1.0), scores), [1500, 1000, 500]);
-        near(counts(&generation(0.5, 1.0), scores), [1929, 857, 214]);
-        near(counts(&generation(1.0, 0.8), scores), [1800, 1200, 0]);
-        assert_eq!(counts(&generation(1.0, 0.0), scores), [3000, 0, 0]);
-        assert_eq!(counts(&generation(0.0, 1.0), [1.0, 2.0, 2.0]), [0, 3000, 0]);
+        near(counts(&sampling(1.0, 1.0), scores), [1500, 1000, 500]);
+        near(counts(&sampling(0.5, 1.0), scores), [1929, 857, 214]);
+        near(counts(&sampling(1.0, 0.8), scores), [1800, 1200, 0]);
+        assert_eq!(counts(&sampling(1.0, 0.0), scores), [3000, 0, 0]);
+        assert_eq!(counts(&sampling(0.0, 1.0), [1.0, 2.0, 2.0]), [0, 3000, 0]);
     }
 }
