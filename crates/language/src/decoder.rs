@@ -184,6 +184,30 @@ impl BaseTensor {
 }
 
 impl DecoderModel {
+    /// Which layers `train.recompute` names.
+    ///
+    /// # Errors
+    /// There is no layer of a name.
+    pub fn recomputed(&self, names: &[String]) -> Result<Vec<bool>, String> {
+        let mut recomputed = vec![false; self.layers.len()];
+        for name in names {
+            if name == ALL_LAYERS {
+                recomputed.fill(true);
+                continue;
+            }
+            let layer = (0..self.layers.len()).find(|layer| *name == format!("layers.{layer}"));
+            let Some(layer) = layer else {
+                let last = self.layers.len().saturating_sub(1);
+                return Err(format!(
+                    "train.recompute: {name} is not a layer of this model: choose among layers.0 … layers.{last}, or \
+                     all with {ALL_LAYERS}"
+                ));
+            };
+            recomputed[layer] = true;
+        }
+        Ok(recomputed)
+    }
+
     /// Outputs and inputs of a linear layer.
     #[must_use]
     pub fn linear_shape(&self, linear: LinearKind) -> [u64; 2] {

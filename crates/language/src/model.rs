@@ -28,6 +28,8 @@ pub struct LanguageModel {
     pub adapter: Option<AdapterLayout>,
     /// Number format of the frozen weights.
     pub base: BaseFormat,
+    /// Whether each layer's activations are recomputed for the gradient instead of kept.
+    pub recomputed: Vec<bool>,
     /// Text of `config.json`.
     pub(crate) config: String,
 }
@@ -54,7 +56,14 @@ impl LanguageModel {
             ));
         }
         let base = spec.adapter.as_ref().map_or(BaseFormat::Fp32, |adapter| adapter.base);
-        Ok(Self { decoder, source, adapter, base, config })
+        let recomputed = match base {
+            // Or else every dense weight would be kept for the backward pass.
+            BaseFormat::Nf4 => vec![true; decoder.layers.len()],
+            _ => decoder
+                .recomputed(&spec.train.recompute)
+                .map_err(|problem| Error::new(&folder, problem))?,
+        };
+        Ok(Self { decoder, source, adapter, base, recomputed, config })
     }
 
     /// The tensors that training changes.

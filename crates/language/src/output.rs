@@ -3,14 +3,12 @@
 use std::{
     fs::{self, File},
     io::{self, BufWriter, Write},
-    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf, absolute},
 };
 
 use baton_model::Float;
 use safetensors::Dtype;
 use serde_json::{Map, Value, json};
-use tempfile::TempDir;
 
 use crate::{
     Error,
@@ -21,10 +19,22 @@ use crate::{
 pub const MAX_FILE_BYTES: u64 = 5_000_000_000;
 
 /// A folder that is written under a hidden name beside its place, and removed unless [`finish`](Self::finish) is called.
+/// What a killed process left there is overwritten.
 #[derive(Debug)]
 pub struct NewFolder {
     target: PathBuf,
-    temporary: TempDir,
+    temporary: PathBuf,
+    is_finished: bool,
+    /// The folder, locked.
+    _lock: File,
+}
+
+impl Drop for NewFolder {
+    fn drop(&mut self) {
+        if !self.is_finished {
+            let _ = fs::remove_dir_all(&self.temporary);
+        }
+    }
 }
 
 impl NewFolder {
@@ -38,26 +48,37 @@ impl NewFolder {
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(Error::new(target, "cannot be a new folder: give another path"));
         };
-        let prefix = format!(".{}.", name.to_string_lossy());
-        let temporary =
-            tempfile::Builder::new().prefix(&prefix).suffix(".partial").tempdir_in(parent);
-        let temporary = temporary.map_err(|error| match error.kind() {
+        let temporary = parent.join(format!(".{}.partial", name.to_string_lossy()));
+        let create = || {
+            match fs::create_dir(&temporary) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+                _ => {}
+            }
+            let lock = File::open(&temporary)?;
+            lock.try_lock()?;
+            for entry in fs::read_dir(&temporary)? {
+                fs::remove_file(entry?.path())?;
+            }
+            Ok(lock)
+        };
+        let lock = create().map_err(|error: io::Error| match error.kind() {
             io::ErrorKind::NotFound => Error::new(
                 target,
                 format!("cannot be created: create the folder {} first", parent.display()),
             ),
+            io::ErrorKind::WouldBlock => Error::new(
+                target,
+                "is being written by another process: wait for it, or give another path",
+            ),
             _ => Error::write(target, &error),
         })?;
-        // Temporary folders are private by default; give this one the usual permissions.
-        fs::set_permissions(temporary.path(), fs::Permissions::from_mode(0o755))
-            .map_err(|error| Error::write(target, &error))?;
-        Ok(Self { target: target.to_owned(), temporary })
+        Ok(Self { target: target.to_owned(), temporary, is_finished: false, _lock: lock })
     }
 
     /// Where the folder is until it is complete.
     #[must_use]
     pub fn path(&self) -> &Path {
-        self.temporary.path()
+        &self.temporary
     }
 
     /// Where the folder will be.
@@ -105,15 +126,14 @@ impl NewFolder {
     ///
     /// # Errors
     /// Something is there now, or the folder cannot be moved.
-    pub fn finish(self) -> Result<(), Error> {
+    pub fn finish(mut self) -> Result<(), Error> {
         refuse_existing(&self.target)?;
-        let moved = fs::rename(self.temporary.path(), &self.target).and_then(|()| {
+        let moved = fs::rename(&self.temporary, &self.target).and_then(|()| {
             let parent = absolute(&self.target)?;
             parent.parent().map_or(Ok(()), |parent| File::open(parent)?.sync_all())
         });
         moved.map_err(|error| Error::write(&self.target, &error))?;
-        // It no longer exists under that name.
-        let _ = self.temporary.keep();
+        self.is_finished = true;
         Ok(())
     }
 

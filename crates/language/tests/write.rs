@@ -139,6 +139,23 @@ fn what_cannot_be_merged_leaves_no_folder_behind() {
 }
 
 #[test]
+fn what_a_killed_process_left_is_overwritten_and_a_running_one_is_not_disturbed() {
+    let folder = tempfile::tempdir().unwrap();
+    let (to, left) = (folder.path().join("merged"), folder.path().join(".merged.partial"));
+    fs::create_dir(&left).unwrap();
+    fs::write(left.join("model.safetensors"), b"half").unwrap();
+    let new = NewFolder::create(&to).unwrap();
+    new.write("config.json", b"{}").unwrap();
+    let error = NewFolder::create(&to).unwrap_err().to_string();
+    assert!(error.contains("merged is being written by another process"), "{error}");
+    new.finish().unwrap();
+    let written: Vec<_> =
+        fs::read_dir(&to).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    assert_eq!(written, ["config.json"]);
+    assert!(!left.exists());
+}
+
+#[test]
 fn a_folder_with_files_is_never_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path();

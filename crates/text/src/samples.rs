@@ -181,8 +181,8 @@ pub(crate) struct JsonLines {
     has_lines: bool,
 }
 
-/// A line with its number, counted from 1.
-pub(crate) type NumberedLine = (usize, String);
+/// A line with its number, counted from 1, or why it is not text.
+pub(crate) type NumberedLine = (usize, Result<String, LineFault>);
 
 impl JsonLines {
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
@@ -221,22 +221,26 @@ impl JsonLines {
                 return Ok(None);
             }
             self.number += 1;
-            let fault = |reason: String| LineFault::new(reason).at(&self.path, self.number);
             if bytes.len() as u64 > MAX_JSON_BYTES {
-                return Err(fault(format!(
-                    "is longer than {MAX_JSON_BYTES} bytes: is this a file of JSON lines?"
-                )));
+                let reason =
+                    format!("is longer than {MAX_JSON_BYTES} bytes: is this a file of JSON lines?");
+                return Err(LineFault::new(reason).at(&self.path, self.number));
             }
-            let text = String::from_utf8(bytes);
-            let text = text.map_err(|error| {
-                let byte = error.utf8_error().valid_up_to() + 1;
-                fault(format!("byte {byte} is not UTF-8: write the file as JSON lines in UTF-8"))
-            })?;
+            let text = match String::from_utf8(bytes) {
+                Ok(text) => text,
+                Err(error) => {
+                    self.has_lines = true;
+                    let byte = error.utf8_error().valid_up_to() + 1;
+                    let reason =
+                        format!("byte {byte} is not UTF-8: write the file as JSON lines in UTF-8");
+                    return Ok(Some((self.number, Err(LineFault::new(reason)))));
+                }
+            };
             let line = if self.number == 1 { text.trim_start_matches('\u{feff}') } else { &text };
             let line = line.trim_end_matches(['\n', '\r']);
             if !is_blank(line) {
                 self.has_lines = true;
-                return Ok(Some((self.number, line.to_owned())));
+                return Ok(Some((self.number, Ok(line.to_owned()))));
             }
         }
     }
@@ -575,8 +579,8 @@ mod tests {
         let path = folder.path().join("a.jsonl");
         fs::write(&path, "\u{feff}{\"text\": 1}\r\n\n  \n{\"text\": 2}").unwrap();
         let mut lines = JsonLines::open(&path).unwrap();
-        assert_eq!(lines.next().unwrap(), Some((1, "{\"text\": 1}".to_owned())));
-        assert_eq!(lines.next().unwrap(), Some((4, "{\"text\": 2}".to_owned())));
+        assert_eq!(lines.next().unwrap(), Some((1, Ok("{\"text\": 1}".to_owned()))));
+        assert_eq!(lines.next().unwrap(), Some((4, Ok("{\"text\": 2}".to_owned()))));
         assert_eq!(lines.next().unwrap(), None);
     }
 
@@ -587,7 +591,8 @@ mod tests {
         fs::write(&path, b"{}\nPAR\xff").unwrap();
         let mut lines = JsonLines::open(&path).unwrap();
         lines.next().unwrap();
-        let error = lines.next().unwrap_err().to_string();
+        let (number, line) = lines.next().unwrap().unwrap();
+        let error = line.unwrap_err().at(&path, number).to_string();
         assert!(
             error.ends_with(
                 "a.parquet, line 2: byte 4 is not UTF-8: write the file as JSON lines in UTF-8"

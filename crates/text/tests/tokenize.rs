@@ -240,6 +240,18 @@ fn bad_lines_can_be_skipped_and_are_reported() {
 }
 
 #[test]
+fn a_line_that_is_not_text_can_be_skipped() {
+    let mut case = Case::new("");
+    let lines = b"{\"text\": \"a\"}\n\xff\n{\"text\": \"b\"}\n";
+    fs::write(case.path("train.jsonl"), lines).unwrap();
+    assert!(case.refused().starts_with("train.jsonl, line 2: byte 1 is not UTF-8"));
+    case.options.on_bad = OnBadLine::Skip;
+    let tokenized = case.run().unwrap();
+    assert_eq!((tokenized.skipped, tokenized.train.samples), (1, 2));
+    assert_eq!(case.texts("train.beton"), ["a</s>", "b</s>"]);
+}
+
+#[test]
 fn a_bad_first_line_can_be_skipped_and_the_next_one_has_the_format() {
     let mut case = Case::new("not JSON\n{\"id\": 3}\n{\"text\": \"b\"}\n");
     assert!(case.refused().starts_with("train.jsonl, line 1, column 2: "));

@@ -31,6 +31,14 @@ impl SampleCounts {
             let mut first_fault = None;
             while let Some((number, line)) = lines.next()? {
                 counts.lines += 1;
+                let line = match line {
+                    Ok(line) => line,
+                    Err(fault) if options.on_bad == OnBadLine::Skip => {
+                        first_fault.get_or_insert_with(|| fault.at(path, number));
+                        continue;
+                    }
+                    Err(fault) => return Err(fault.at(path, number)),
+                };
                 if format.is_none() {
                     match LineKeys::read(&line, None).and_then(|keys| keys.format()) {
                         Ok(found) => format = Some(found),

@@ -22,7 +22,7 @@ pub(super) struct FileLine<'a> {
     path: &'a Path,
     format: TextFormat,
     number: usize,
-    text: String,
+    text: Result<String, LineFault>,
 }
 
 /// Reads groups of lines from all files.
@@ -49,7 +49,7 @@ impl<'a> LineGroups<'a> {
             };
             match reader.next()? {
                 Some((number, text)) => {
-                    bytes += text.len();
+                    bytes += text.as_ref().map_or(0, String::len);
                     lines.push(FileLine { path, format: *format, number, text });
                 }
                 None => self.current = None,
@@ -67,7 +67,12 @@ pub(super) fn map<T: Send>(
 ) -> Result<Vec<Result<T, Error>>, Error> {
     let one = |line: &FileLine<'_>| {
         // The libraries for tokenizers and templates may panic on unusual input.
-        let encoded = catch_unwind(AssertUnwindSafe(|| encode(&line.text, line.format)));
+        let encoded = catch_unwind(AssertUnwindSafe(|| {
+            line.text
+                .as_deref()
+                .map_err(LineFault::clone)
+                .and_then(|text| encode(text, line.format))
+        }));
         let panicked = |_| Err(LineFault::new("a library panicked, see the message on stderr"));
         encoded.unwrap_or_else(panicked).map_err(|fault| fault.at(line.path, line.number))
     };
