@@ -4,11 +4,12 @@
 use std::{env, fs, path::PathBuf};
 
 /// Messages whose JSON is derived from their fields.
-const JSON: [&str; 19] = [
+const JSON: [&str; 20] = [
     "CheckpointEntry",
     "DrainStatus",
     "EvaluationProgress",
     "Fit",
+    "GeneratedText",
     "GetStatusResponse",
     "Gpu",
     "Host",
@@ -42,7 +43,8 @@ const OTHER_JSON: [(&str, &str); 5] = [
 ];
 
 /// Messages that are also deserialized, from the file of a job's metrics.
-const DESERIALIZED: [&str; 5] = ["EvaluatedStep", "Fit", "Metric", "Step", "StreamMetricsResponse"];
+const DESERIALIZED: [&str; 6] =
+    ["EvaluatedStep", "Fit", "GeneratedText", "Metric", "Step", "StreamMetricsResponse"];
 
 /// Fields whose JSON is customized.
 const FIELDS: [(&str, &str); 21] = [

@@ -31,6 +31,17 @@ def series_of_the_page(folder: str) -> dict[str, list[tuple[int, float]]]:
     return {tag: [(event.step, value(event)) for event in reader.Tensors(tag)] for tag in tags}
 
 
+def texts_of_the_page(folder: str) -> dict[str, tuple[int, list[str]]]:
+    """The last texts with each tag, and their step, as TensorBoard's page of texts reads them."""
+    reader = plugin_event_accumulator.EventAccumulator(folder)
+    reader.Reload()
+    plugins = reader.summary_metadata
+    tags = [tag for tag in reader.Tags()["tensors"] if plugins[tag].plugin_data.plugin_name == "text"]
+    last = {tag: reader.Tensors(tag)[-1] for tag in tags}
+    decoded = lambda event: [text.decode() for text in tensor_util.make_ndarray(event.tensor_proto)]
+    return {tag: (event.step, decoded(event)) for tag, event in last.items()}
+
+
 def same(left: list[tuple[int, float]], right: list[tuple[int, float]]) -> bool:
     """Whether both are equal; NaN is equal to NaN here."""
     return len(left) == len(right) and all(
@@ -63,6 +74,8 @@ def main() -> int:
     for tag, points in sorted(found.items()):
         (first, _), (last, value) = points[0], points[-1]
         print(f"{tag:26} {len(points):5} points, steps {first} to {last}, last {value:.6g}")
+    for tag, (step, texts) in sorted(texts_of_the_page(sys.argv[1]).items()):
+        print(f"{tag}: at step {step} {texts}")
     wrong = list(problems(found, page))
     for line in wrong:
         print(f"error: {line}", file=sys.stderr)

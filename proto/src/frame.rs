@@ -11,7 +11,7 @@ use crate::v1;
 /// Version that must be equal on both sides. Increase the protocol number with every change of these messages, and the
 /// numerics number with every change that changes a bit of a result: builds between two releases have the same package
 /// version.
-const PROTOCOL_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (protocol 3, numerics 2)");
+const PROTOCOL_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (protocol 4, numerics 2)");
 
 impl v1::Frame {
     /// A frame with a message of a coordinator.
@@ -79,9 +79,10 @@ mod tests {
         exit::{Class, Failure, Outcome},
         ids::LocalRank,
         message::{
-            Activity, AgentHeartbeat, Commit, Directive, GpuStats, Hello, HostStats, Launch,
-            LoaderReport, MachineStats, PauseState, RankHeartbeat, RankPhase, RankReport, Restore,
-            Restored, Rollback, RunningRanks, SaveProblem, SaveTimes, StateSource, StepReport,
+            Activity, AgentHeartbeat, Commit, Directive, GeneratedText, GpuStats, Hello, HostStats,
+            Launch, LoaderReport, MachineStats, PauseState, RankHeartbeat, RankPhase, RankReport,
+            Restore, Restored, Rollback, RunningRanks, SaveProblem, SaveTimes, StateSource,
+            StepReport,
         },
     };
     use baton_recipe::{
@@ -153,6 +154,7 @@ mod tests {
                 accuracy: accuracy(),
                 ema: Some(accuracy()),
                 extent: Extent::Full,
+                texts: vec![GeneratedText { sample: 3, ..GeneratedText::default() }],
             },
             RankReport::Diverged(diagnosis()),
             RankReport::EndsEarly { reason: "good enough".to_owned() },

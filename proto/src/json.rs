@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-use crate::v1::{self, Extent, Fit, Metric, Step, stream_metrics_response::Metrics};
+use crate::v1::{self, Extent, Fit, GeneratedText, Metric, Step, stream_metrics_response::Metrics};
 
 /// Defines the names of an enum's values.
 macro_rules! named {
@@ -130,6 +130,9 @@ pub(crate) struct EvaluationJson {
     /// Absent in JSON of versions in which metrics had no names.
     #[serde(default)]
     metrics: Vec<Metric>,
+    /// Some of the texts that a language model wrote, shortened; none for the best evaluation.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    texts: Vec<GeneratedText>,
 }
 
 /// Result with averaged weights, on the samples of the evaluation that contains it.
@@ -157,18 +160,18 @@ impl From<v1::Accuracy> for AveragedAccuracy {
 impl From<v1::EvaluatedStep> for EvaluationJson {
     fn from(evaluated: v1::EvaluatedStep) -> Self {
         let extent = evaluated.extent_name();
-        let v1::EvaluatedStep { step, accuracy, ema, extent: _ } = evaluated;
+        let v1::EvaluatedStep { step, accuracy, ema, extent: _, texts } = evaluated;
         let accuracy = accuracy.unwrap_or_default();
         let metrics = accuracy.named();
         let v1::Accuracy { loss, top1, top5, samples, fit, metrics: _ } = accuracy;
         let ema = ema.map(Into::into);
-        Self { step, loss, top1, top5, samples, fit, ema, extent, metrics }
+        Self { step, loss, top1, top5, samples, fit, ema, extent, metrics, texts }
     }
 }
 
 impl From<EvaluationJson> for v1::EvaluatedStep {
     fn from(evaluation: EvaluationJson) -> Self {
-        let EvaluationJson { step, loss, top1, top5, samples, fit, ema, extent, metrics } =
+        let EvaluationJson { step, loss, top1, top5, samples, fit, ema, extent, metrics, texts } =
             evaluation;
         let accuracy = Some(v1::Accuracy { loss, top1, top5, samples, fit, metrics });
         let ema = ema.map(|AveragedAccuracy { loss, top1, top5, fit, metrics }| v1::Accuracy {
@@ -181,7 +184,7 @@ impl From<EvaluationJson> for v1::EvaluatedStep {
         });
         let is_of = |known: &Extent| extent.as_ref() == Some(&known.name());
         let extent = [Extent::Full, Extent::Subset].into_iter().find(is_of).unwrap_or_default();
-        Self { step, accuracy, ema, extent: extent.into() }
+        Self { step, accuracy, ema, extent: extent.into(), texts }
     }
 }
 

@@ -3,7 +3,7 @@
     race.py --baton PROGRAM --work DIR --rounds N
 
 Both sides train on the same texts in the same order, and every step's number of tokens is known, except with packing,
-where it is the mean of all sequences.
+where it is the mean of all sequences. Packing is measured on the short texts alone.
 """
 
 import json
@@ -18,6 +18,8 @@ from jobs import Baton, Torch, gaps, signal_rank
 HERE = Path(__file__).parent
 LORA = HERE.absolute().parents[1] / ".lora"
 MODEL, TRAIN = LORA / "models/smollm2", LORA / "data/functions-train.beton"
+# Most characters of instruction and answer of a short text.
+SHORT = 300
 # Texts per rank and step; rank of the adapter's matrices.
 BATCH, RANK, LR, CLIP = 8, 16, 1e-4, 1.0
 # Steps that are not counted, and those that are.
@@ -35,13 +37,14 @@ evaluation = {{ every_epochs = 100 }}
 checkpoint = {{ every_epochs = 0, every_steps = 0 }}
 cluster = {{ device = "cpu" }}
 """
-SIDES = ["baton", "peft", "packed", "qlora", "peft_qlora"]
+SIDES = ["baton", "peft", "packed", "peft_short", "qlora", "peft_qlora"]
 AIMS = {
     "lora_step_ratio": (1.1, "at least"),
     "qlora_step_ratio": (1.1, "at least"),
     "memory_ratio": (0.8, "at most"),
     "qlora_memory_ratio": (0.8, "at most"),
     "packing_gain": (2.0, "at least"),
+    "resume_skip_seconds": (1.0, "at most"),
     "rank_kill_seconds": (3.0, "at most"),
 }
 
@@ -74,20 +77,44 @@ def killed(job):
     return step.when - when
 
 
+def short_texts(baton, folder):
+    """Writes the short ones of the instructions: a file of tokens."""
+    lines = (LORA / "data/functions.jsonl").read_text(encoding="utf-8").splitlines()
+    length = lambda line: sum(len(message["content"]) for message in json.loads(line)["messages"])
+    source, target = folder / "short.jsonl", folder / "short.beton"
+    source.write_text("".join(f"{line}\n" for line in lines if length(line) <= SHORT), encoding="utf-8")
+    tokenize = [baton, "data", "tokenize", "--from", source, "--to", target, "--tokenizer", MODEL, "--sequence", "256"]
+    subprocess.run(tokenize, check=True)
+    return target
+
+
+def skipped():
+    """Seconds until the first batch in the middle of an epoch of a million packed texts, once the file is open."""
+    command = ["cargo", "run", "--quiet", "-p", "baton-data", "--example", "resume_skip"]
+    printed = subprocess.check_output(command, text=True, cwd=HERE)
+    print(printed, end="")
+    return float(printed.splitlines()[-1].split(": ")[1].split()[0])
+
+
 def main():
     arguments = common.read_arguments(common.parser(__doc__))
     with common.working_in(arguments.work):
         recipe = arguments.work / "recipe.toml"
         recipe.write_text(RECIPE, encoding="utf-8")
         each = 2 * BATCH
-        counted = texts.read(TRAIN, (WARM + COUNTED) * each)[WARM * each :]
-        tokens = sum(len(text) for text, _ in counted)
-        shown = subprocess.check_output(
-            [arguments.baton, "recipe", "check", recipe, "--json", "--set", "data.packing=true"], text=True
-        )
+        short = short_texts(arguments.baton, arguments.work)
+        packing = [f"data.train={short}", f"data.val={short}", "data.packing=true"]
+        changes = [word for change in packing for word in ("--set", change)]
+        shown = subprocess.check_output([arguments.baton, "recipe", "check", recipe, "--json", *changes], text=True)
         sequences = json.loads(shown)["run"]["samples"]
-        every = texts.read(TRAIN, texts.count(TRAIN))
-        packed_tokens = sum(len(text) for text, _ in every) / sequences * COUNTED * each
+
+        def counted(path):
+            read = texts.read(path, (WARM + COUNTED) * each)[WARM * each :]
+            return sum(len(text) for text, _ in read)
+
+        every = texts.read(short, texts.count(short))
+        packed = sum(len(text) for text, _ in every) / sequences * COUNTED * each
+        tokens = {name: counted(TRAIN) for name in SIDES} | {"packed": packed, "peft_short": counted(short)}
         found = {name: [] for name in [*SIDES, "kill"]}
         for number in range(1, arguments.rounds + 1):
 
@@ -101,31 +128,32 @@ def main():
             common.say(f"round {number} of {arguments.rounds}")
             found["baton"].append(measured(baton("baton")))
             found["peft"].append(measured(peft("peft")))
-            found["packed"].append(measured(baton("packed", "data.packing=true")))
+            found["packed"].append(measured(baton("packed", *packing)))
+            found["peft_short"].append(measured(peft("peft_short", "--data", short)))
             found["qlora"].append(measured(baton("qlora", "adapter.base=nf4")))
             found["peft_qlora"].append(measured(peft("peft_qlora", "--nf4")))
             found["kill"].append(killed(baton("kill", "train.global_batch=2")))
-        report(found, tokens, packed_tokens)
+        report(found, tokens, skipped())
 
 
-def report(found, tokens, packed_tokens):
+def report(found, tokens, skip_seconds):
     for name in SIDES:
-        of_side = packed_tokens if name == "packed" else tokens
         for number, (seconds, memory) in enumerate(found[name], 1):
-            print(f"{name} {number}: {of_side / seconds:.0f} useful tokens/s, {memory:.0f} MiB per rank")
+            print(f"{name} {number}: {tokens[name] / seconds:.0f} useful tokens/s, {memory:.0f} MiB per rank")
     middle = {name: tuple(map(statistics.median, zip(*found[name], strict=True))) for name in SIDES}
     result = {
         "lora_step_ratio": middle["peft"][0] / middle["baton"][0],
         "qlora_step_ratio": middle["peft_qlora"][0] / middle["qlora"][0],
         "memory_ratio": middle["baton"][1] / middle["peft"][1],
         "qlora_memory_ratio": middle["qlora"][1] / middle["peft_qlora"][1],
-        "packing_gain": (packed_tokens / middle["packed"][0]) / (tokens / middle["peft"][0]),
+        "packing_gain": tokens["packed"] / middle["packed"][0] / (tokens["peft_short"] / middle["peft_short"][0]),
+        "resume_skip_seconds": skip_seconds,
         "rank_kill_seconds": statistics.median(found["kill"]),
     }
     for name, (aim, bound) in AIMS.items():
         is_met = result[name] >= aim if bound == "at least" else result[name] <= aim
-        print(f"{name} {result[name]:.2f}, aim {bound} {aim}: {'met' if is_met else 'missed'}")
-    print("RESULT " + json.dumps({name: round(value, 2) for name, value in result.items()}))
+        print(f"{name} {result[name]:.3g}, aim {bound} {aim}: {'met' if is_met else 'missed'}")
+    print("RESULT " + json.dumps({name: float(f"{value:.3g}") for name, value in result.items()}))
 
 
 if __name__ == "__main__":

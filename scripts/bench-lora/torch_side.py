@@ -1,6 +1,6 @@
 """PyTorch's side of the LoRA bench: transformers and PEFT with DDP over gloo, as their users write it.
 
-    torchrun --nproc-per-node 2 torch_side.py --checkpoint FILE [--nf4]
+    torchrun --nproc-per-node 2 torch_side.py --checkpoint FILE [--data FILE] [--nf4]
 
 Trains until it is killed; FILE is not used. Rank 0 prints a line per finished step: seconds since 1970, the step, and
 its process. Each batch is padded to its longest text. With --nf4 bitsandbytes quantises the model, and the layers are
@@ -35,6 +35,7 @@ def batch(samples):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--checkpoint", type=Path)
+    parser.add_argument("--data", type=Path, default=TRAIN)
     parser.add_argument("--nf4", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -55,7 +56,7 @@ def main():
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     parallel = torch.nn.parallel.DistributedDataParallel(model)
     rule = torch.optim.AdamW(trained, lr=LR, weight_decay=0.0)
-    samples = texts.read(TRAIN, STEPS * BATCH * world)
+    samples = texts.read(arguments.data, STEPS * BATCH * world)
     for step in range(STEPS):
         start = (step * world + rank) * BATCH
         parallel(**batch(samples[start : start + BATCH])).loss.backward()

@@ -3,8 +3,8 @@
 #
 #   scripts/lora/run.sh [FLAG...]     flags go to `baton up`, e.g. --set train.epochs=2
 #
-# Prints the loss on modules that are not trained on, before and after, and how many functions that the model writes are
-# valid Python; three of them at the end. Everything is in .lora/. Requires built programs,
+# Prints the loss on modules that are not trained on, before and after, and how many of the functions that the model writes
+# for them are valid Python; three of them at the end. Everything is in .lora/. Requires built programs,
 # which `make run-lora` builds.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
@@ -14,12 +14,11 @@ programs=$(realpath "${CARGO_TARGET_DIR:-target}")/debug
 recipe=$PWD/recipes/smollm2_lora_cpu.toml
 cd .lora
 echo "the model itself, on modules that are not trained on:"
-write=("${PYTHON:-python3}" ../scripts/lora/functions.py --programs "$programs" --recipe "$recipe")
-"$programs/baton-worker" eval --recipe "$recipe" --data data/functions-val.beton
-"${write[@]}"
+evaluate=("$programs/baton-worker" eval --recipe "$recipe" --data data/functions-val.beton)
+"${evaluate[@]}"
 "$programs/baton" up "$recipe" --ranks 2 "$@"
 run=runs/smollm2_lora_cpu
 "$programs/baton" checkpoint export --run-dir "$run" --out adapter.safetensors
 echo "with the adapter:"
-"${write[@]}" --weights adapter.safetensors --show 3
+"${evaluate[@]}" --weights adapter.safetensors --show 3
 echo "for PEFT: baton checkpoint export --run-dir .lora/$run --peft adapter"

@@ -12,13 +12,25 @@ use language::{
     Files,
     models::{config_of, write_model},
 };
+use serde_json::Value;
 
 #[tokio::test]
 async fn adapters_end_with_the_same_bits_on_any_number_of_ranks() {
     let files = Files::new();
-    let short = || files.train(Cluster::new()).set("train.epochs=9");
-    let one = short().run_to_the_end(1).await;
-    assert!(short().run_to_the_end(4).await == one, "4 ranks differ from one");
+    files.write_tokenizer();
+    // Several batches, so that every rank writes texts.
+    let texts = "evaluation={ batch=4, generate={ samples=8, max_tokens=6, syntax='python' } }";
+    let short = || files.train(Cluster::new()).set("train.epochs=9").set(texts);
+    let mut alone = short();
+    let one = alone.run_to_the_end(1).await;
+    let written = texts_of(&alone);
+    assert!(written.iter().all(|texts| texts.len() == 3), "{written:?}");
+    let text = &written[0][0];
+    assert!(text["prompt"].as_str().unwrap().starts_with('w') && text["text"] != "", "{text}");
+    assert_ne!(written.first(), written.last(), "training changes what is written");
+    let mut four = short();
+    assert!(four.run_to_the_end(4).await == one, "4 ranks differ from one");
+    assert_eq!(texts_of(&four), written);
 
     let mut cluster = short();
     cluster.start_coordinator(&[]).await;
@@ -29,11 +41,13 @@ async fn adapters_end_with_the_same_bits_on_any_number_of_ranks() {
     let last = events.next_of(Kind::Evaluated).await.message;
     cluster.finish().await;
     assert!(cluster.newest_state() == one, "2 ranks differ from one");
+    assert_eq!(texts_of(&cluster), written);
     let loss = |message: &str| -> f64 {
         assert!(
             message.contains("perplexity ") && message.contains("token accuracy "),
             "{message}"
         );
+        assert!(message.contains("BLEU ") && message.contains("valid syntax "), "{message}");
         let loss = message.split("loss ").nth(1).and_then(|rest| rest.split([' ', ',']).next());
         loss.and_then(|loss| loss.parse().ok()).expect(message)
     };
@@ -46,6 +60,13 @@ async fn adapters_end_with_the_same_bits_on_any_number_of_ranks() {
     );
     let name = "base_model.model.model.layers.1.mlp.down_proj.lora_A.weight";
     assert_eq!(exported.get(name), Some(&vec![4, 40]), "{exported:?}");
+}
+
+/// The texts that the model wrote, of each evaluation.
+fn texts_of(cluster: &Cluster) -> Vec<Vec<Value>> {
+    let lines = std::fs::read_to_string(cluster.run_dir().join("metrics.jsonl")).unwrap();
+    let points = lines.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    points.filter_map(|point| Some(point["evaluation"]["texts"].as_array()?.clone())).collect()
 }
 
 #[tokio::test]

@@ -8,14 +8,16 @@ use baton_data::{Dataset, Loader, Options, Preprocessing, Request, Source};
 use baton_job::{
     exit::{Failure, bad_input},
     ids::LocalRank,
+    message::GeneratedText,
 };
-use baton_recipe::{JobSpec, task};
+use baton_recipe::{JobSpec, progress::Accuracy, task};
 use baton_trainer::{
     BatchEvaluation, Error, EvaluatedWeights, Learner, combine_evaluations,
     torch::{self, TorchLearner, weights::Head},
     vocabulary,
 };
 use indicatif::ProgressBar;
+use serde::Serialize;
 
 /// Measure the accuracy of exported weights.
 #[derive(Debug, clap::Args)]
@@ -36,9 +38,22 @@ pub(crate) struct Args {
     /// libtorch threads.
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=1024))]
     threads: u32,
+    /// Print this many of the texts that a language model writes; the recipe needs evaluation.generate.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    show: usize,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
+}
+
+/// Output of `--json`.
+#[derive(Serialize)]
+struct EvaluatedFile {
+    #[serde(flatten)]
+    accuracy: Accuracy,
+    /// All texts that a language model wrote.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    texts: Vec<GeneratedText>,
 }
 
 /// Evaluates and prints.
@@ -63,44 +78,63 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(weights) = weights {
         torch::weights::load(&mut learner, weights, Head::FromFile).map_err(bad_input)?;
     }
-    let evaluations = evaluate(&mut learner, set, &spec)?;
-    let accuracy = combine_evaluations(&evaluations.iter().collect::<Vec<_>>(), &spec);
-    json::print(args.json, &accuracy, |accuracy| {
+    let (evaluations, texts) = evaluate(&mut learner, set, &spec)?;
+    let accuracy = combine_evaluations(&evaluations.iter().collect::<Vec<_>>(), &texts, &spec);
+    let evaluated = EvaluatedFile { accuracy, texts };
+    json::print(args.json, &evaluated, |EvaluatedFile { accuracy, texts }| {
         let shown = accuracy.metrics.iter().map(task::display);
         let shown = shown.collect::<Vec<_>>().join(", ");
         let what = if is_language_model { "predicted tokens" } else { "samples" };
-        format!("{shown} on {} {what}", accuracy.samples)
+        let metrics = format!("{shown} on {} {what}", accuracy.samples);
+        let texts = texts.iter().take(args.show).map(shown_text);
+        std::iter::once(metrics).chain(texts).collect::<Vec<_>>().join("\n\n")
     });
     Ok(())
+}
+
+/// A text that the model wrote, after what it was given.
+fn shown_text(GeneratedText { sample, prompt, text, .. }: &GeneratedText) -> String {
+    format!("sample {sample}:\n{prompt}\n>>>\n{text}")
 }
 
 fn evaluate(
     learner: &mut TorchLearner,
     set: Dataset,
     spec: &JobSpec,
-) -> Result<Vec<BatchEvaluation>, Error> {
+) -> Result<(Vec<BatchEvaluation>, Vec<GeneratedText>), Error> {
     let preprocessing = Preprocessing::Evaluate {
         resolution: spec.evaluation_resolution(),
         resize: spec.data.resize,
         crop_ratio: spec.evaluation.crop_ratio,
     };
     let (len, size) = (set.len(), u64::from(spec.evaluation.batch));
-    let requests = (0..len.div_ceil(size)).map(move |number| Request {
-        epoch: 0,
-        samples: (number * size..((number + 1) * size).min(len)).collect(),
-        preprocessing: preprocessing.clone(),
-    });
+    let batch = move |number: u64, end: u64| number * size..((number + 1) * size).min(end);
+    let samples = (0..len.div_ceil(size)).map(move |number| batch(number, len).collect());
+    let generate = spec.evaluation.generate.clone();
+    let texts = generate.as_ref().map_or(0, |generate| generate.texts(len));
+    let generate = generate.unwrap_or_default();
+    let prompts = (0..texts.div_ceil(size))
+        .map(move |number| batch(number, texts).map(|text| generate.position(text, len)).collect());
+    let request =
+        move |samples| Request { epoch: 0, samples, preprocessing: preprocessing.clone() };
+    let requests = samples.chain(prompts).map(request);
     let (threads, ahead) = (spec.data.decode_threads as usize, spec.data.prefetch_batches as usize);
     let mut loader = Loader::start(set.into(), &Options::new(threads, ahead), requests);
-    let bar = ProgressBar::new(len);
-    let mut evaluations = Vec::new();
+    let bar = ProgressBar::new(len + texts);
+    let (mut evaluations, mut written) = (Vec::new(), Vec::new());
     while let Some(batch) = loader.next().transpose()? {
-        evaluations.extend(learner.evaluate(&batch, EvaluatedWeights::Raw, &mut || false)?);
+        let weights = EvaluatedWeights::Raw;
+        if bar.position() < len {
+            evaluations.extend(learner.evaluate(&batch, weights, &mut || false)?);
+        } else {
+            written
+                .extend(learner.write_texts(&batch, weights, &mut || false)?.into_iter().flatten());
+        }
         bar.inc(batch.len() as u64);
         loader.recycle(batch);
     }
     bar.finish_and_clear();
-    Ok(evaluations)
+    Ok((evaluations, written))
 }
 
 /// Reads a recipe file, with values changed on the command line.

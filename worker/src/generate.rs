@@ -11,7 +11,7 @@ use baton_job::{
 use baton_language::model::read_decoder;
 use baton_text::{Encoder, LossTokens, TemplateSource, Tokenizer};
 use baton_trainer::{
-    sampling::Sampling,
+    sampling::{Prompt, Sampling},
     torch::{self, TorchLearner, weights::Head},
 };
 use serde::Serialize;
@@ -108,7 +108,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     };
     let template = template.load(&tokenizer).map_err(bad_input)?.map(|(template, _)| template);
     let encoder = Encoder::new(&tokenizer, template, LossTokens::Completions, usize::MAX);
-    let encoded = |prompt: &String| -> Result<Vec<i64>, Failure> {
+    let encoded = |(number, prompt): (usize, &String)| -> Result<Prompt, Failure> {
         let tokens = encoder.encode_prompt(prompt).map_err(bad_input)?;
         let (count, most) = (tokens.len() as u64, decoder.max_positions);
         if tokens.iter().any(|token| u64::from(*token) >= decoder.vocabulary) {
@@ -122,10 +122,13 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             count if count >= most => Err(bad_input(format!(
                 "--prompt has {count} tokens, but the model has {most} positions: shorten it"
             ))),
-            _ => Ok(tokens.into_iter().map(i64::from).collect()),
+            _ => Ok(Prompt {
+                tokens: tokens.into_iter().map(i64::from).collect(),
+                number: number as u64,
+            }),
         }
     };
-    let prompts = args.prompts.iter().map(encoded).collect::<Result<Vec<_>, _>>()?;
+    let prompts = args.prompts.iter().enumerate().map(encoded).collect::<Result<Vec<_>, _>>()?;
 
     let device = torch::device::open(&spec, LocalRank(0))?;
     torch::device::set_threads(args.threads);

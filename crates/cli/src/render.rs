@@ -6,9 +6,9 @@ use std::path::Path;
 
 use baton_job::exit::Outcome;
 use baton_proto::v1::{
-    self, Accuracy, EvaluatedStep, EvaluationProgress, Extent, GetStatusResponse, Gpu, Host,
-    Incident, Loader, Metric, NodeStatus, PauseStatus, RankStatus, Recovery, Spending, Step,
-    StreamLogsResponse, WatchEventsResponse, get_status_response::Phase,
+    self, Accuracy, EvaluatedStep, EvaluationProgress, Extent, GeneratedText, GetStatusResponse,
+    Gpu, Host, Incident, Loader, Metric, NodeStatus, PauseStatus, RankStatus, Recovery, Spending,
+    Step, StreamLogsResponse, WatchEventsResponse, get_status_response::Phase,
     watch_events_response::Kind,
 };
 use baton_recipe::task;
@@ -168,8 +168,12 @@ pub(crate) fn evaluating(progress: &EvaluationProgress) -> String {
     let (samples, total) = (human::grouped(progress.samples), human::grouped(progress.total));
     let rate = progress.samples_per_second.map(|rate| format!(", {rate:.0}/s"));
     let left = progress.seconds_left.map(|left| format!(", {} left", human::duration(left)));
+    let texts = match progress.total_texts {
+        0 => String::new(),
+        all => format!(", {} of {} texts written", progress.texts, human::grouped(all)),
+    };
     format!(
-        "evaluating {samples} of {total} samples{}{}",
+        "evaluating {samples} of {total} samples{}{texts}{}",
         rate.unwrap_or_default(),
         left.unwrap_or_default()
     )
@@ -179,6 +183,17 @@ pub(crate) fn evaluating(progress: &EvaluationProgress) -> String {
 pub(crate) fn evaluation(evaluated: &EvaluatedStep) -> String {
     let quick = if evaluated.extent() == Extent::Subset { "  (quick)" } else { "" };
     format!("{}  at step {}{quick}", evaluation_metrics(evaluated), evaluated.step)
+}
+
+/// The beginning of a text that a language model wrote.
+fn generated(GeneratedText { sample, text, .. }: &GeneratedText) -> String {
+    const MAX_CHARS: usize = 100;
+    let mut shown: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    if let Some((end, _)) = shown.char_indices().nth(MAX_CHARS) {
+        shown.truncate(end);
+        shown.push('…');
+    }
+    format!("for sample {sample}: {shown}")
 }
 
 /// Metrics of an evaluation.
@@ -298,6 +313,9 @@ pub(crate) fn status(status: &GetStatusResponse, paint: Paint) -> String {
     add("step", status.latest.as_ref().map(numbers));
     add("now", status.evaluating.as_ref().map(evaluating));
     add("evaluation", status.evaluation.as_ref().map(evaluation));
+    for text in status.evaluation.iter().flat_map(|evaluated| &evaluated.texts) {
+        add("wrote", Some(generated(text)));
+    }
     add("best", best(status).map(evaluation));
     add("started", status.began_with.clone());
     add("checkpoint", checkpoint(status));

@@ -54,17 +54,21 @@ fn rejected(folder: &Path, arguments: &[&str]) -> String {
     error
 }
 
+fn recipe(base: &Path, adapter: &str) -> String {
+    format!(
+        "name = 'tune'\n[model]\narch = 'causal_lm'\npath = {base:?}\n{adapter}[data]\ntrain = 'x'\nval = 'x'\n\
+         sequence = 64\n[train]\nepochs = 1\nglobal_batch = 8\n[optimizer]\nkind = 'adamw'\n[schedule]\n\
+         kind = 'constant'\nlr = 1e-3\n[loss]\nkind = 'next_token'\n"
+    )
+}
+
 /// A store beside the model `base`, with a checkpoint of it.
 fn trained(adapter: &str) -> TestStore {
     let test = samples::store();
     let base = test.folder.path().join("base");
     write_model(&base, &config_of("llama"), 3);
     fs::write(base.join("tokenizer.json"), "{}").unwrap();
-    let recipe = format!(
-        "name = 'tune'\n[model]\narch = 'causal_lm'\npath = {base:?}\n{adapter}[data]\ntrain = 'x'\nval = 'x'\n\
-         sequence = 64\n[train]\nepochs = 1\nglobal_batch = 8\n[optimizer]\nkind = 'adamw'\n[schedule]\n\
-         kind = 'constant'\nlr = 1e-3\n[loss]\nkind = 'next_token'\n"
-    );
+    let recipe = recipe(&base, adapter);
     let spec = JobSpec::from_toml(&recipe, &[]).unwrap();
     let model = LanguageModel::of_recipe(&spec).unwrap();
     let mut offset = 0;
@@ -84,6 +88,27 @@ fn trained(adapter: &str) -> TestStore {
     manifest.tensors = tensors;
     test.store.commit(&manifest).unwrap();
     test
+}
+
+#[test]
+fn a_recipe_that_does_not_fit_its_model_is_found_before_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    let (base, file) = (folder.path().join("base"), folder.path().join("tune.toml"));
+    write_model(&base, &config_of("llama"), 3);
+    fs::write(base.join("tokenizer.json"), "{}").unwrap();
+    fs::write(&file, recipe(&base, ADAPTER)).unwrap();
+    let check = |changes: &[&str]| {
+        baton(folder.path(), &[&["recipe", "check", "tune.toml"], changes].concat())
+    };
+    let (code, output, error) = check(&[]);
+    assert_eq!(code, 0, "{output}{error}");
+    for (change, expected) in [
+        ("train.recompute=['layers.1', 'layers.2']", "layers.2 is not a layer of this model"),
+        ("evaluation.generate={}", "tokenizer.json: cannot be read as a tokenizer"),
+    ] {
+        let (code, output, _) = check(&["--set", change]);
+        assert!(code == 2 && output.contains(expected), "{output}");
+    }
 }
 
 fn names(folder: PathBuf) -> Vec<String> {

@@ -100,7 +100,9 @@ const drawBanner = (status, elapsed) => {
 const evaluating = (progress, elapsed) => {
   if (!progress) return "";
   const left = minus(progress.seconds_left ?? null, elapsed);
+  const { texts, total_texts: all } = progress;
   return `evaluating: ${whole(progress.samples)} of ${whole(progress.total)} samples` +
+    (all > 0 ? `, ${whole(texts)} of ${whole(all)} texts written` : "") +
     (left === null ? "" : `, ${duration(left)} to go`);
 };
 
@@ -239,6 +241,15 @@ export const drawEvaluations = (evaluations) => {
     ...scores.map(([head, cell]) => ({ head, number: true, cell })),
     ...scores.map(([head, cell]) => ({ head: `Averaged: ${head}`, number: true, cell: ({ ema }) => cell(ema) })),
   ], shown);
+  const newest = evaluations.findLast(({ texts }) => texts?.length > 0);
+  show(byId("written"), newest !== undefined);
+  if (!newest) return;
+  fillTable(byId("texts"), `Written by the model at step ${whole(newest.step)}.`, [
+    { head: "Sample", number: true, cell: ({ sample }) => whole(sample) },
+    { head: "Prompt", cell: ({ prompt }) => prompt },
+    { head: "The sample's own text", cell: ({ reference }) => reference },
+    { head: "The model's text", cell: ({ text }) => text },
+  ], newest.texts);
 };
 
 /** A bar of a recovery's parts; the width of a part shows its duration. */

@@ -462,6 +462,8 @@ pub enum RankReport {
         ema: Option<Accuracy>,
         /// Which part of the validation set was evaluated.
         extent: Extent,
+        /// Some of the texts that a language model wrote, shortened.
+        texts: Vec<GeneratedText>,
     },
     /// Training diverged; the rank waits for a new generation. Sent by every rank.
     Diverged(Diagnosis),
@@ -615,6 +617,19 @@ impl Activity {
     }
 }
 
+/// A text that a language model wrote in an evaluation.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GeneratedText {
+    /// Position of its sample in the validation set.
+    pub sample: u64,
+    /// What the model was given.
+    pub prompt: String,
+    /// The sample's own completion.
+    pub reference: String,
+    /// What the model wrote.
+    pub text: String,
+}
+
 /// Progress of an evaluation, all ranks together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EvaluationProgress {
@@ -622,26 +637,48 @@ pub struct EvaluationProgress {
     pub samples: u64,
     /// Samples to evaluate.
     pub total: u64,
+    /// Texts that a language model has written.
+    pub texts: u64,
+    /// Texts to write, after all samples are evaluated.
+    pub total_texts: u64,
     /// Seconds since its start.
     pub seconds: f64,
 }
 
 impl EvaluationProgress {
+    /// Whether no text was begun.
+    fn samples_are_first(&self) -> bool {
+        !self.has_texts() || self.samples < self.total
+    }
+
     /// Samples evaluated per second; absent before the first.
     #[must_use]
     pub fn samples_per_second(&self) -> Option<f64> {
-        (self.samples > 0 && self.seconds > 0.0).then(|| self.samples as f64 / self.seconds)
+        // With texts, only part of the time was for samples.
+        let is_known = self.samples > 0 && self.seconds > 0.0 && self.samples_are_first();
+        is_known.then(|| self.samples as f64 / self.seconds)
     }
 
-    /// Estimated seconds from its start to its end; absent before the first sample.
+    /// Whether a language model writes texts too. How long they will be is not known.
+    fn has_texts(&self) -> bool {
+        self.total_texts > 0
+    }
+
+    /// Estimated seconds from its start to its end, at least with texts; absent before the first sample.
     #[must_use]
     pub fn total_seconds(&self) -> Option<f64> {
+        if self.has_texts() {
+            return Some(self.seconds);
+        }
         Some(self.total as f64 / self.samples_per_second()?)
     }
 
-    /// Estimated seconds to its end; absent before the first sample.
+    /// Estimated seconds to its end; absent before the first sample, and with texts.
     #[must_use]
     pub fn seconds_left(&self) -> Option<f64> {
+        if self.has_texts() {
+            return None;
+        }
         Some((self.total_seconds()? - self.seconds).max(0.0))
     }
 }

@@ -113,6 +113,8 @@ pub struct EvaluationEstimate {
     pub passes: u32,
     /// Speed of all ranks together, limited by the loader too.
     pub images_per_second: f64,
+    /// Most time in which a language model writes the texts of one evaluation of the whole validation set.
+    pub generate_seconds: f64,
     /// Time of all evaluations.
     pub seconds: f64,
     /// Time of one evaluation of the whole validation set.
@@ -280,16 +282,38 @@ impl PlanRequest<'_> {
         let (full, subset) = (of(Extent::Full), of(Extent::Subset));
         let samples =
             u64::from(run.full_evaluations) * full + u64::from(run.subset_evaluations) * subset;
-        let seconds = samples as f64 / images_per_second;
-        let longest_seconds = full as f64 / images_per_second;
+        let generate = |samples| self.generate_seconds(roofline, ranks, samples);
+        let (generate_full, generate_subset) = (generate(full), generate(subset));
+        let generated = f64::from(run.full_evaluations) * generate_full
+            + f64::from(run.subset_evaluations) * generate_subset;
         Ok(EvaluationEstimate {
             resolution,
             samples,
             passes,
             images_per_second,
-            seconds,
-            longest_seconds,
+            generate_seconds: generate_full,
+            seconds: samples as f64 / images_per_second + generated,
+            longest_seconds: full as f64 / images_per_second + generate_full,
         })
+    }
+
+    /// Time in which a language model writes the texts of an evaluation of `samples` samples, if none ends early.
+    fn generate_seconds(&self, roofline: &Roofline, ranks: u32, samples: u64) -> f64 {
+        let evaluation = &self.spec.evaluation;
+        let (Some(generate), Some(plan)) = (&evaluation.generate, self.language) else {
+            return 0.0;
+        };
+        let texts = u64::from(generate.samples).min(samples);
+        // The texts of a batch are written together, one token of each at a time.
+        let (batch, network) = (
+            u64::from(evaluation.batch).min(texts),
+            Network::of_language_model(self.spec, plan, 1),
+        );
+        let batches = texts.div_ceil(batch.max(1));
+        let token = total(&roofline.evaluation(&network, batch)).total();
+        let passes = 1 + u32::from(self.spec.ema.is_some());
+        let turns = batches.div_ceil(u64::from(ranks.max(1))) as f64;
+        turns * f64::from(passes) * f64::from(generate.max_tokens) * token
     }
 
     fn costs(&self, machine: &Machine, seconds: f64) -> Vec<Cost> {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Epoch, Step,
     spec::{Compute, Guard, JobSpec},
-    task::{Metric, MetricDirection, number},
+    task::{Metric, MetricDirection, Reduction, number},
 };
 
 /// A batch, identified by the cursor at which it begins.
@@ -127,14 +127,16 @@ impl LossWatch {
 }
 
 /// The divergence, if the score of an evaluation has collapsed relative to the best one before it. Shares of negative
-/// numbers, such as log-likelihoods, mean nothing.
+/// numbers, such as log-likelihoods, mean nothing, and a metric of a few texts may fall without a cause.
 #[must_use]
 pub fn collapse(metric: &Metric, best: f64, score: f64, guard: &Guard) -> Option<Divergence> {
     let collapsed = match metric.direction {
         MetricDirection::Higher => best > 0.0 && score < best * guard.accuracy_collapse,
         MetricDirection::Lower => best >= 0.0 && best < score * guard.accuracy_collapse,
     };
-    (guard.enabled && collapsed).then_some(Divergence::AccuracyCollapsed { score, best })
+    let is_steady = metric.reduction != Reduction::Texts;
+    (guard.enabled && is_steady && collapsed)
+        .then_some(Divergence::AccuracyCollapsed { score, best })
 }
 
 impl std::fmt::Display for Divergence {
@@ -328,6 +330,7 @@ mod tests {
         // Every score is at least a fraction of 0 of the best.
         let never = Guard { accuracy_collapse: 0.0, ..Guard::default() };
         assert_eq!(top1(0.0, &never), None);
+        assert_eq!(collapse(&task::find(task::BLEU), 20.0, 0.0, &Guard::default()), None);
     }
 
     #[test]

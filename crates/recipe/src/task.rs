@@ -2,7 +2,10 @@
 
 use std::borrow::Cow;
 
-use crate::{JobSpec, spec::LossKind};
+use crate::{
+    JobSpec,
+    spec::{Generate, LossKind},
+};
 
 /// A metric that every evaluation reports.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,6 +40,8 @@ pub enum Reduction {
     AllSamples,
     /// `e` to the mean loss.
     ExponentialOfLoss,
+    /// A function of the texts that the model writes.
+    Texts,
 }
 
 const LOSS: Metric = mean("loss", "loss", MetricDirection::Lower, false);
@@ -59,6 +64,18 @@ const NEXT_TOKEN: &[Metric] = &[
     mean("token_accuracy", "token accuracy", MetricDirection::Higher, true),
 ];
 
+/// Metrics of the texts of `evaluation.generate`.
+const TEXTS: &[Metric] = &[
+    of_texts(BLEU, "BLEU", false),
+    // Only with `evaluation.generate.syntax`.
+    of_texts(VALID_SYNTAX, "valid syntax", true),
+];
+
+/// Name of the metric that compares the texts that a model writes with those of the validation set.
+pub const BLEU: &str = "bleu";
+/// Name of the share of the texts that a model writes that can be parsed.
+pub const VALID_SYNTAX: &str = "valid_syntax";
+
 const REGRESSION: &[Metric] = &[
     of_all("spearman", "Spearman", MetricDirection::Higher),
     of_all("pearson", "Pearson", MetricDirection::Higher),
@@ -76,7 +93,14 @@ pub fn metrics(spec: &JobSpec) -> Vec<Metric> {
     match spec.loss.kind {
         LossKind::CrossEntropy => CLASSIFICATION.to_vec(),
         LossKind::Mse | LossKind::Huber => REGRESSION.to_vec(),
-        LossKind::NextToken => NEXT_TOKEN.to_vec(),
+        LossKind::NextToken => {
+            let texts = match &spec.evaluation.generate {
+                None => &[],
+                Some(Generate { syntax: None, .. }) => &TEXTS[..1],
+                Some(_) => TEXTS,
+            };
+            [NEXT_TOKEN, texts].concat()
+        }
         LossKind::Program => {
             // Also if a built-in task has a metric of this name, which is a function of all samples.
             let mean = |name: &String| Metric { reduction: Reduction::Mean, ..find(name) };
@@ -107,7 +131,7 @@ pub fn best_first(spec: &JobSpec) -> Vec<Metric> {
 /// better unless its name ends as one of [`LOWER_IS_BETTER`].
 #[must_use]
 pub fn find(name: &str) -> Metric {
-    let mut known = [CLASSIFICATION, REGRESSION, NEXT_TOKEN].into_iter().flatten();
+    let mut known = [CLASSIFICATION, REGRESSION, NEXT_TOKEN, TEXTS].into_iter().flatten();
     known.find(|metric| metric.name == name).cloned().unwrap_or_else(|| Metric {
         name: name.to_owned().into(),
         title: name.to_owned().into(),
@@ -168,6 +192,16 @@ const fn mean(
         title: Cow::Borrowed(title),
         direction,
         reduction: Reduction::Mean,
+        is_fraction,
+    }
+}
+
+const fn of_texts(name: &'static str, title: &'static str, is_fraction: bool) -> Metric {
+    Metric {
+        name: Cow::Borrowed(name),
+        title: Cow::Borrowed(title),
+        direction: MetricDirection::Higher,
+        reduction: Reduction::Texts,
         is_fraction,
     }
 }

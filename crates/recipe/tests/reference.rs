@@ -24,7 +24,7 @@ const SAMPLES: [[&str; 2]; 6] = [
 
 /// Changes that belong together, divided by `;`.
 const LANGUAGE_MODEL: &str = "model={ arch='causal_lm', path='model' };loss={ kind='next_token' };data.sequence=64;\
-                              adapter={ rank=8, alpha=16 }";
+                              adapter={ rank=8, alpha=16 };evaluation.generate={ syntax='python' }";
 
 /// A section, or one kind of a section with kinds.
 #[derive(Debug, Default)]
@@ -249,8 +249,10 @@ fn the_reference_page_matches_the_doc_comments() {
             is_table = true;
         }
     }
-    for name in
-        reference.items.keys().filter(|name| !["LossScale", "Target"].contains(&name.as_str()))
+    for name in reference
+        .items
+        .keys()
+        .filter(|name| !["Generate", "LossScale", "Target"].contains(&name.as_str()))
     {
         assert!(expected.contains(&format!("<!-- fields of {name} -->")), "no table of {name}");
     }

@@ -15,7 +15,8 @@ use std::{
 };
 
 use baton_proto::v1::{
-    EvaluatedStep, Extent, Step, StreamMetricsResponse, stream_metrics_response::Metrics,
+    EvaluatedStep, Extent, GeneratedText, Step, StreamMetricsResponse,
+    stream_metrics_response::Metrics,
 };
 use prost::Message;
 
@@ -43,26 +44,73 @@ enum EventContent {
     #[prost(string, tag = "3")]
     FileVersion(String),
     #[prost(message, tag = "5")]
-    ScalarSummary(ScalarSummary),
+    Summary(Summary),
     #[prost(message, tag = "7")]
     SessionLog(SessionLog),
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct ScalarSummary {
+struct Summary {
     #[prost(message, repeated, tag = "1")]
-    values: Vec<ScalarValue>,
+    values: Vec<SummaryValue>,
 }
 
 /// `Summary.Value`. Without metadata, TensorBoard reads it as a scalar.
 #[derive(Clone, PartialEq, Message)]
-struct ScalarValue {
+struct SummaryValue {
     #[prost(string, tag = "1")]
     tag: String,
     /// In TensorFlow this is part of a oneof, so a zero must be written too.
     #[prost(float, optional, tag = "2")]
     simple_value: Option<f32>,
+    #[prost(message, optional, tag = "8")]
+    tensor: Option<TextTensor>,
+    #[prost(message, optional, tag = "9")]
+    metadata: Option<SummaryMetadata>,
 }
+
+/// `SummaryMetadata` (`core/framework/summary.proto`).
+#[derive(Clone, PartialEq, Message)]
+struct SummaryMetadata {
+    #[prost(message, optional, tag = "1")]
+    plugin: Option<PluginData>,
+    #[prost(int32, tag = "4")]
+    data_class: i32,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct PluginData {
+    #[prost(string, tag = "1")]
+    name: String,
+}
+
+/// `TensorProto` of strings (`core/framework/tensor.proto`), shape (texts).
+#[derive(Clone, PartialEq, Message)]
+struct TextTensor {
+    #[prost(int32, tag = "1")]
+    dtype: i32,
+    #[prost(message, optional, tag = "2")]
+    shape: Option<TensorShape>,
+    #[prost(string, repeated, tag = "8")]
+    texts: Vec<String>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct TensorShape {
+    #[prost(message, repeated, tag = "2")]
+    dims: Vec<TensorDim>,
+}
+
+#[derive(Clone, PartialEq, Message)]
+struct TensorDim {
+    #[prost(int64, tag = "1")]
+    size: i64,
+}
+
+/// `DT_STRING`.
+const STRING: i32 = 7;
+/// `DataClass.DATA_CLASS_TENSOR`.
+const TENSOR: i32 = 2;
 
 #[derive(Clone, PartialEq, Message)]
 struct SessionLog {
@@ -124,7 +172,7 @@ impl EventFile {
     /// Writes a point; [`flush`](Self::flush) makes it visible.
     ///
     /// The tags of a step begin with `train/`, those of an evaluation with `val/`, or `val_ema/` with averaged
-    /// weights; those of an evaluation on a part of the validation set with `val_subset/` and `val_subset_ema/`. Where
+    /// weights, and `val/texts` has texts that a language model wrote; those of an evaluation on a part of the validation set with `val_subset/` and `val_subset_ema/`. Where
     /// training restarted, an event makes TensorBoard drop later steps, and `run/generation` marks the step.
     ///
     /// # Errors
@@ -187,17 +235,43 @@ fn evaluation(evaluated: &EvaluatedStep) -> EventContent {
     let part = if evaluated.extent() == Extent::Subset { "val_subset" } else { "val" };
     let kinds = [(String::new(), &evaluated.accuracy), ("_ema".to_owned(), &evaluated.ema)];
     let kinds = kinds.into_iter().filter_map(|(weights, found)| Some((weights, found.as_ref()?)));
-    scalars(kinds.flat_map(|(weights, found)| {
+    let metrics = kinds.flat_map(|(weights, found)| {
         let metrics = found.named().into_iter();
         metrics.map(move |one| (format!("{part}{weights}/{}", one.name), one.value))
-    }))
+    });
+    let texts = (!evaluated.texts.is_empty()).then(|| texts(part, &evaluated.texts));
+    EventContent::Summary(Summary { values: metrics.map(scalar).chain(texts).collect() })
+}
+
+/// Texts that a language model wrote, for TensorBoard's page of texts, which reads them as Markdown.
+fn texts(part: &str, texts: &[GeneratedText]) -> SummaryValue {
+    // An indented line is shown as it is.
+    let quoted = |text: &str| text.lines().map(|line| format!("    {line}\n")).collect::<String>();
+    let shown = texts.iter().map(|GeneratedText { sample, prompt, reference, text }| {
+        let parts =
+            [("the model's text", text), ("the sample's own text", reference), ("prompt", prompt)];
+        let parts = parts.map(|(title, text)| format!("{title}:\n\n{}\n", quoted(text)));
+        format!("**sample {sample}**, {}", parts.concat())
+    });
+    let texts: Vec<String> = shown.collect();
+    let dims = vec![TensorDim { size: texts.len() as i64 }];
+    SummaryValue {
+        tag: format!("{part}/texts"),
+        simple_value: None,
+        tensor: Some(TextTensor { dtype: STRING, shape: Some(TensorShape { dims }), texts }),
+        metadata: Some(SummaryMetadata {
+            plugin: Some(PluginData { name: "text".to_owned() }),
+            data_class: TENSOR,
+        }),
+    }
+}
+
+fn scalar((tag, value): (String, f64)) -> SummaryValue {
+    SummaryValue { tag, simple_value: Some(value as f32), ..SummaryValue::default() }
 }
 
 fn scalars(values: impl IntoIterator<Item = (String, f64)>) -> EventContent {
-    let values = values
-        .into_iter()
-        .map(|(tag, value)| ScalarValue { tag, simple_value: Some(value as f32) });
-    EventContent::ScalarSummary(ScalarSummary { values: values.collect() })
+    EventContent::Summary(Summary { values: values.into_iter().map(scalar).collect() })
 }
 
 /// The record with this content.
@@ -235,7 +309,7 @@ mod tests {
 
     #[test]
     fn a_zero_is_written() {
-        let EventContent::ScalarSummary(summary) = scalars([("a".to_owned(), 0.0)]) else {
+        let EventContent::Summary(summary) = scalars([("a".to_owned(), 0.0)]) else {
             panic!("a summary")
         };
 

@@ -17,6 +17,7 @@
 //! | `split` | which samples are for validation |
 //! | [`mod@write`] | [`tokenize`]: the file, and statistics of it |
 //! | [`gguf`] | [`GgufVocabulary`]: the vocabulary of a GGUF file → the files of a tokenizer |
+//! | [`score`] | metrics of generated text: BLEU, valid syntax |
 //! | [`read`] | [`TokenFile`]: tokens and labels of a file, also as text |
 
 #![forbid(unsafe_code)]
@@ -27,6 +28,7 @@ mod error;
 pub mod gguf;
 pub mod read;
 pub mod samples;
+pub mod score;
 mod split;
 #[cfg(test)]
 mod testing;

@@ -12,6 +12,8 @@ use baton_job::{
 };
 use baton_recipe::Step;
 
+use crate::evaluation::Amount;
+
 /// The current activity: the step loop writes it, another thread reads it.
 #[derive(Debug)]
 pub struct SharedActivity(Mutex<ActivityState>);
@@ -27,8 +29,8 @@ struct ActivityState {
     exchange_time: Duration,
     /// Moving average of the time of one update without collective operations, seconds.
     own_step_seconds: f64,
-    /// The evaluation in progress: samples evaluated by all ranks and in total, and its start.
-    evaluation: Option<(u64, u64, Instant)>,
+    /// The evaluation in progress: what all ranks have done, all of it, and its start.
+    evaluation: Option<(Amount, Amount, Instant)>,
 }
 
 /// Weight of the newest update in the moving average of step times.
@@ -85,16 +87,18 @@ impl SharedActivity {
         let ActivityState { activity, since, step, own_step_seconds, evaluation, .. } =
             *self.lock();
         let seconds = |since: Instant| since.elapsed().as_secs_f64();
-        let evaluation = evaluation.map(|(samples, total, began)| EvaluationProgress {
-            samples,
-            total,
+        let evaluation = evaluation.map(|(done, all, began)| EvaluationProgress {
+            samples: done.samples,
+            total: all.samples,
+            texts: done.texts,
+            total_texts: all.texts,
             seconds: seconds(began),
         });
         RankHeartbeat { activity, seconds: seconds(since), step, own_step_seconds, evaluation }
     }
 
-    /// Sets the progress of an evaluation: samples evaluated and in total, and when it began. `None` ends it.
-    pub(crate) fn evaluating(&self, progress: Option<(u64, u64, Instant)>) {
+    /// Sets the progress of an evaluation: what is done, all of it, and when it began. `None` ends it.
+    pub(crate) fn evaluating(&self, progress: Option<(Amount, Amount, Instant)>) {
         self.lock().evaluation = progress;
     }
 

@@ -10,14 +10,15 @@ use std::{
 
 use baton_collectives::{Collective, MAX_GATHERED_BYTES};
 use baton_data::Batch;
-use baton_job::message::Activity;
+use baton_job::message::{Activity, GeneratedText};
 use baton_recipe::{
     JobSpec,
     fit::Fit,
     progress::{Accuracy, Extent},
     task::{self, Metric, MetricDirection, Reduction},
 };
-use serde::{Deserialize, Serialize};
+use baton_text::score;
+use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 use crate::{
     Controls, Error, GenerationContext, Learner, Sums, Trainer,
@@ -38,7 +39,14 @@ pub(crate) struct Evaluated {
     pub(crate) raw: Accuracy,
     /// With the averaged weights, if the recipe has an EMA.
     pub(crate) ema: Option<Accuracy>,
+    /// Some of the texts that a language model wrote with the better of both, shortened.
+    pub(crate) texts: Vec<GeneratedText>,
 }
+
+/// Most texts of an evaluation that are shown.
+const MAX_SHOWN_TEXTS: usize = 3;
+/// Most characters of a text that are shown.
+const MAX_SHOWN_CHARS: usize = 1_000;
 
 /// A rank's message to the others during an evaluation.
 #[derive(Serialize, Deserialize)]
@@ -46,20 +54,38 @@ struct Ballot {
     votes: Votes,
     /// This rank has evaluated all of its batches.
     done: bool,
-    /// Samples that this rank has evaluated.
-    samples: u64,
+    /// What this rank has done.
+    amount: Amount,
+}
+
+/// How much of an evaluation is done, or is to be done.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Amount {
+    pub(crate) samples: u64,
+    /// Texts that a language model writes.
+    pub(crate) texts: u64,
+}
+
+impl Amount {
+    fn plus(self, other: Self) -> Self {
+        Self { samples: self.samples + other.samples, texts: self.texts + other.texts }
+    }
 }
 
 /// Number of a batch, and its evaluation with each kind of weights.
 type NumberedEvaluations = (u64, Vec<BatchEvaluation>);
+
+/// A text that the model wrote, and the position of its weights among the evaluated kinds.
+type WrittenText = (usize, GeneratedText);
 
 /// The votes of all ranks during an evaluation. All ranks vote equally often, each whenever it can.
 struct Voting<'a> {
     collective: &'a mut dyn Collective,
     controls: &'a Controls,
     last: Instant,
-    /// Samples to evaluate, and when the evaluation began.
-    total: (u64, Instant),
+    /// All of the evaluation, and when it began.
+    total: Amount,
+    began: Instant,
 }
 
 /// Why the ranks stop evaluating.
@@ -80,14 +106,14 @@ impl Voting<'_> {
     fn vote(
         &mut self,
         saver: &mut Saver,
-        samples: u64,
+        amount: Amount,
         done: bool,
     ) -> Result<Option<(Votes, Interruption)>, Error> {
-        let ballot = Ballot { votes: self.controls.vote(saver.is_busy()), done, samples };
+        let ballot = Ballot { votes: self.controls.vote(saver.is_busy()), done, amount };
         let ballots = gather(self.collective, &ballot)?;
         self.last = Instant::now();
-        let samples = ballots.iter().map(|ballot| ballot.samples).sum();
-        self.controls.activity().evaluating(Some((samples, self.total.0, self.total.1)));
+        let all = ballots.iter().fold(Amount::default(), |all, ballot| all.plus(ballot.amount));
+        self.controls.activity().evaluating(Some((all, self.total, self.began)));
         let all_done = ballots.iter().all(|ballot| ballot.done);
         let votes = ballots.into_iter().fold(Votes::default(), |all, one| all.or(one.votes));
         let must_act = votes.need_action(saver.is_active()).then_some(Interruption::Votes);
@@ -104,11 +130,15 @@ struct Share<N: Iterator<Item = u64>> {
     /// The next batch, once it is loaded.
     next: Option<Batch>,
     kinds: &'static [EvaluatedWeights],
+    /// Number of validation batches; those after them are for texts.
+    batches: u64,
     evaluated: Vec<NumberedEvaluations>,
-    /// Number of samples in `evaluated`.
-    samples: u64,
-    /// Samples of all ranks together, and when the evaluation began.
-    total: (u64, Instant),
+    texts: Vec<WrittenText>,
+    /// How much is in `evaluated` and `texts`.
+    done: Amount,
+    /// What all ranks do together, and when they began.
+    total: Amount,
+    began: Instant,
 }
 
 impl<L: Learner> Trainer<L> {
@@ -128,17 +158,24 @@ impl<L: Learner> Trainer<L> {
             None => &[EvaluatedWeights::Raw],
         };
         let (rank, world) = (context.collective.rank().0, context.collective.world_size());
-        let numbers =
-            (u64::from(rank)..self.job.inputs.val_batches(extent)).step_by(world as usize);
+        let inputs = &self.job.inputs;
+        let (batches, text_batches) = (inputs.val_batches(extent), inputs.text_batches(extent));
+        let numbers = (u64::from(rank)..batches + text_batches).step_by(world as usize);
         let feed = self.job.inputs.val_feed(extent, numbers.clone());
         let mut share = Share {
             feed,
             numbers: numbers.peekable(),
             next: None,
             kinds,
+            batches,
             evaluated: Vec::new(),
-            samples: 0,
-            total: (self.job.inputs.val_samples(extent), Instant::now()),
+            texts: Vec::new(),
+            done: Amount::default(),
+            total: Amount {
+                samples: self.job.inputs.val_samples(extent),
+                texts: self.job.inputs.texts(extent),
+            },
+            began: Instant::now(),
         };
         let (is_complete, votes) = loop {
             let (votes, why) = self.evaluate_until_interrupted(context, &mut share)?;
@@ -154,15 +191,21 @@ impl<L: Learner> Trainer<L> {
         if !is_complete {
             return Ok((None, votes));
         }
-        let mut all = gather_in_parts(context.collective, share.evaluated)?;
+        let mut all = gather_in_parts(context.collective, share.evaluated, evaluations_bytes)?;
         all.sort_by_key(|(number, _)| *number);
+        let mut texts = gather_in_parts(context.collective, share.texts, text_bytes)?;
+        texts.sort_by_key(|(kind, text)| (*kind, text.sample));
+        let mut texts_of = vec![Vec::new(); kinds.len()];
+        texts.into_iter().for_each(|(kind, text)| texts_of[kind].push(text));
         let of_kind = |kind: usize| {
             let evaluations: Vec<&BatchEvaluation> =
                 all.iter().filter_map(|(_, evaluations)| evaluations.get(kind)).collect();
-            combine_evaluations(&evaluations, &spec)
+            combine_evaluations(&evaluations, &texts_of[kind], &spec)
         };
-        let ema = (kinds.len() > 1).then(|| of_kind(1));
-        Ok((Some(Evaluated { raw: of_kind(0), ema }), votes))
+        let (raw, ema) = (of_kind(0), (kinds.len() > 1).then(|| of_kind(1)));
+        let is_averaged_better = ema.as_ref().is_some_and(|ema| ema.is_better_than(&raw));
+        let texts = shown(&texts_of[usize::from(is_averaged_better)]);
+        Ok((Some(Evaluated { raw, ema, texts }), votes))
     }
 
     /// Evaluates this rank's next batches until all ranks are done or must act.
@@ -174,11 +217,12 @@ impl<L: Learner> Trainer<L> {
         let Self { learner, saver, .. } = self;
         let (controls, activity) = (context.controls, context.controls.activity());
         let collective = &mut *context.collective;
-        let mut voting = Voting { collective, controls, last: Instant::now(), total: share.total };
+        let (last, total, began) = (Instant::now(), share.total, share.began);
+        let mut voting = Voting { collective, controls, last, total, began };
         loop {
             let number = share.numbers.peek().copied();
             if (number.is_none() || voting.is_due())
-                && let Some(interruption) = voting.vote(saver, share.samples, number.is_none())?
+                && let Some(interruption) = voting.vote(saver, share.done, number.is_none())?
             {
                 return Ok(interruption);
             }
@@ -193,19 +237,39 @@ impl<L: Learner> Trainer<L> {
             let batch = share.next.take();
             let batch = batch.ok_or(Error::Bug("the loader of the validation set ended"))?;
             activity.set(Activity::Evaluating);
-            let (mut interruption, samples) = (None, share.samples);
+            let (mut interruption, done) = (None, share.done);
             let mut is_interrupted = || {
                 if interruption.is_none() && voting.is_due() {
-                    interruption = voting.vote(saver, samples, false).transpose();
+                    interruption = voting.vote(saver, done, false).transpose();
                 }
                 interruption.is_some()
             };
-            let mut evaluate =
-                |weights: &_| learner.evaluate(&batch, *weights, &mut is_interrupted);
-            let evaluations = share.kinds.iter().map(&mut evaluate).collect::<Result<_, _>>()?;
-            if let Some(evaluations) = evaluations {
-                share.samples += batch.len() as u64;
-                share.evaluated.push((number, evaluations));
+            let is_complete = if number < share.batches {
+                let mut evaluate =
+                    |weights: &_| learner.evaluate(&batch, *weights, &mut is_interrupted);
+                let evaluated: Option<Vec<_>> =
+                    share.kinds.iter().map(&mut evaluate).collect::<Result<_, _>>()?;
+                share.done.samples += evaluated.as_ref().map_or(0, |_| batch.len() as u64);
+                evaluated.map(|evaluated| share.evaluated.push((number, evaluated)))
+            } else {
+                let mut after_token = || {
+                    // A batch of texts may take minutes, and must not look like a rank that hangs.
+                    activity.set(Activity::Evaluating);
+                    is_interrupted()
+                };
+                let mut write =
+                    |weights: &_| learner.write_texts(&batch, *weights, &mut after_token);
+                let written: Option<Vec<_>> =
+                    share.kinds.iter().map(&mut write).collect::<Result<_, _>>()?;
+                share.done.texts += written.as_ref().map_or(0, |_| batch.len() as u64);
+                written.map(|written| {
+                    let of_kind = |(kind, texts): (usize, Vec<GeneratedText>)| {
+                        texts.into_iter().map(move |text| (kind, text))
+                    };
+                    share.texts.extend(written.into_iter().enumerate().flat_map(of_kind));
+                })
+            };
+            if is_complete.is_some() {
                 share.numbers.next();
                 share.feed.recycle(batch);
             } else {
@@ -218,15 +282,38 @@ impl<L: Learner> Trainer<L> {
     }
 }
 
-/// Gathers lists of any length, in messages that are small enough for the collective.
-fn gather_in_parts(
-    collective: &mut dyn Collective,
-    mine: Vec<NumberedEvaluations>,
-) -> Result<Vec<NumberedEvaluations>, Error> {
-    // As JSON a number takes at most 24 bytes; sums and punctuation take less than 512.
-    let bytes = |(_, evaluations): &NumberedEvaluations| -> usize {
-        evaluations.iter().map(|evaluation| 512 + 24 * 2 * evaluation.predictions.len()).sum()
+/// Most bytes of evaluations as JSON: a number takes at most 24; sums and punctuation take less than 512.
+fn evaluations_bytes((_, evaluations): &NumberedEvaluations) -> usize {
+    evaluations.iter().map(|evaluation| 512 + 24 * 2 * evaluation.predictions.len()).sum()
+}
+
+/// Most bytes of a text as JSON: a character may be written as `\u001f`.
+fn text_bytes((_, text): &WrittenText) -> usize {
+    512 + 6 * (text.prompt.len() + text.reference.len() + text.text.len())
+}
+
+/// The texts that are shown to people.
+fn shown(texts: &[GeneratedText]) -> Vec<GeneratedText> {
+    let short = |text: &str| match text.char_indices().nth(MAX_SHOWN_CHARS) {
+        None => text.to_owned(),
+        Some((end, _)) => format!("{}…", &text[..end]),
     };
+    let shown = texts.iter().take(MAX_SHOWN_TEXTS).map(|text| GeneratedText {
+        sample: text.sample,
+        prompt: short(&text.prompt),
+        reference: short(&text.reference),
+        text: short(&text.text),
+    });
+    shown.collect()
+}
+
+/// Gathers lists of any length, in messages that are small enough for the collective. `bytes` returns at least the size
+/// of an item as JSON.
+fn gather_in_parts<T: Serialize + DeserializeOwned>(
+    collective: &mut dyn Collective,
+    mine: Vec<T>,
+    bytes: fn(&T) -> usize,
+) -> Result<Vec<T>, Error> {
     let most = mine.iter().map(bytes).max().unwrap_or(1);
     let most = gather(collective, &most)?.into_iter().max().unwrap_or(1).max(1);
     let part = (MAX_GATHERED_BYTES / most).max(1);
@@ -234,16 +321,20 @@ fn gather_in_parts(
     let mut mine = mine.into_iter();
     let mut all = Vec::new();
     for _ in 0..rounds {
-        let next: Vec<NumberedEvaluations> = mine.by_ref().take(part).collect();
+        let next: Vec<T> = mine.by_ref().take(part).collect();
         all.extend(gather(collective, &next)?.into_iter().flatten());
     }
     Ok(all)
 }
 
-/// The task's metrics over all `evaluations`. A value that is not finite, as after a few updates in fp16, becomes the
+/// The task's metrics over all `evaluations` and the texts that a language model wrote. A value that is not finite, as after a few updates in fp16, becomes the
 /// worst finite number: JSON has no infinity, and such an evaluation must not be the best one.
 #[must_use]
-pub fn combine_evaluations(evaluations: &[&BatchEvaluation], spec: &JobSpec) -> Accuracy {
+pub fn combine_evaluations(
+    evaluations: &[&BatchEvaluation],
+    texts: &[GeneratedText],
+    spec: &JobSpec,
+) -> Accuracy {
     let mut sums = Sums::default();
     evaluations.iter().for_each(|evaluation| sums.add(&evaluation.sums));
     let share = |part: f64| part / (sums.count.max(1) as f64);
@@ -264,6 +355,13 @@ pub fn combine_evaluations(evaluations: &[&BatchEvaluation], spec: &JobSpec) -> 
         let value = match (&*metric.name, &fit) {
             ("loss", _) => share(sums.loss),
             _ if metric.reduction == Reduction::ExponentialOfLoss => share(sums.loss).exp(),
+            (task::BLEU, _) if metric.reduction == Reduction::Texts => {
+                score::bleu(texts.iter().map(|text| (text.text.as_str(), text.reference.as_str())))
+            }
+            (task::VALID_SYNTAX, _) if metric.reduction == Reduction::Texts => {
+                let valid = texts.iter().filter(|text| score::is_valid_python(&text.text)).count();
+                valid as f64 / texts.len().max(1) as f64
+            }
             ("mae", Some(fit)) => fit.mae,
             ("pearson", Some(fit)) => correlation(fit.pearson),
             ("spearman", Some(fit)) => correlation(fit.spearman),
@@ -294,7 +392,7 @@ mod tests {
         let metrics = |others: [f64; 2]| {
             let sums = Sums { loss: f64::INFINITY, others: others.into(), count: 2 };
             let evaluation = BatchEvaluation { sums, ..BatchEvaluation::default() };
-            combine_evaluations(&[&evaluation], &spec)
+            combine_evaluations(&[&evaluation], &[], &spec)
         };
         let expected = [("score", -1.0), ("mae", 0.5), ("loss", f64::MAX)];
         assert_eq!(metrics([-2.0, 1.0]), Accuracy::new(2, expected));

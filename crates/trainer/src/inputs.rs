@@ -150,8 +150,20 @@ impl JobInputs {
         self.val_samples(extent).div_ceil(u64::from(self.spec.evaluation.batch))
     }
 
-    /// The validation batches with the given numbers, in that order. A subset is spread evenly over the set, so that it
-    /// contains all classes even if the set is sorted by class.
+    /// Number of texts that a language model writes in an evaluation of this extent.
+    pub(crate) fn texts(&self, extent: Extent) -> u64 {
+        let generate = self.spec.evaluation.generate.as_ref();
+        generate.map_or(0, |generate| generate.texts(self.val_samples(extent)))
+    }
+
+    /// Number of batches of samples whose prompts a language model continues.
+    pub(crate) fn text_batches(&self, extent: Extent) -> u64 {
+        self.texts(extent).div_ceil(u64::from(self.spec.evaluation.batch))
+    }
+
+    /// The batches with the given numbers, in that order: first the validation batches, then those whose prompts a
+    /// language model continues. A subset is spread evenly over the set, so that it contains all classes even if the set
+    /// is sorted by class.
     pub(crate) fn val_feed(
         &self,
         extent: Extent,
@@ -167,9 +179,18 @@ impl JobInputs {
         let sample = move |number: u64| {
             (u128::from(number) * u128::from(all) / u128::from(samples.max(1))) as u64
         };
+        let (batches, texts) = (self.val_batches(extent), self.texts(extent));
+        let generate = self.spec.evaluation.generate.clone().unwrap_or_default();
+        let range = move |number: u64, end: u64| number * size..((number + 1) * size).min(end);
         let request = move |number: u64| Request {
             epoch: 0,
-            samples: (number * size..((number + 1) * size).min(samples)).map(sample).collect(),
+            samples: match number.checked_sub(batches) {
+                None => range(number, samples).map(sample).collect(),
+                Some(number) => {
+                    let position = |text| generate.position(text, samples);
+                    range(number, texts).map(position).map(sample).collect()
+                }
+            },
             preprocessing: preprocessing.clone(),
         };
         let order =

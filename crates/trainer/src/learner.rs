@@ -6,6 +6,7 @@
 use baton_checkpoint::Float;
 use baton_collectives::BufferMut;
 use baton_data::Batch;
+use baton_job::message::GeneratedText;
 use baton_recipe::Step;
 
 use crate::bits;
@@ -246,6 +247,19 @@ pub trait Learner {
         weights: EvaluatedWeights,
         is_interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Option<BatchEvaluation>, Error>;
+
+    /// Texts that a language model writes for the samples of `batch`, as `evaluation.generate` says; changes no state. `is_interrupted` is called after every token; `None` if it returned true.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn write_texts(
+        &mut self,
+        _batch: &Batch,
+        _weights: EvaluatedWeights,
+        _is_interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<Vec<GeneratedText>>, Error> {
+        Ok(Some(Vec::new()))
+    }
 
     /// Digest of the network's definition if that is a file, which must be the same on all ranks and for the whole run.
     fn program(&self) -> Option<&str> {

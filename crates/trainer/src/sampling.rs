@@ -2,6 +2,15 @@
 
 use baton_data::random::Draws;
 
+/// What a model continues.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prompt {
+    /// Token ids, at least one.
+    pub tokens: Vec<i64>,
+    /// Number of the text, on which the draws depend.
+    pub number: u64,
+}
+
 /// How tokens are chosen, and when a text ends.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Sampling {

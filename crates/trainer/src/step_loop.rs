@@ -416,13 +416,16 @@ impl<L: Learner> Trainer<L> {
         extent: Extent,
     ) -> Result<Votes, Error> {
         let (evaluated, votes) = self.evaluate_set(context, extent)?;
-        let Some(evaluation::Evaluated { raw, ema }) = evaluated else { return Ok(votes) };
+        let Some(evaluation::Evaluated { raw, ema, texts }) = evaluated else {
+            return Ok(votes);
+        };
         let spec = &self.job.spec;
         let progress = &mut self.position.progress;
         let collapse = || {
             let (name, score) = raw.score()?;
             let best = progress.best.as_ref()?.1.get(name)?;
-            guard::collapse(&task::find(name), best, score, &spec.guard)
+            let metric = task::metrics(spec).into_iter().find(|metric| metric.name == name)?;
+            guard::collapse(&metric, best, score, &spec.guard)
         };
         if let Some(divergence) = collapse() {
             let lr = learning_rate(spec, self.job.inputs.plan(), progress);
@@ -440,7 +443,9 @@ impl<L: Learner> Trainer<L> {
         let (step, epoch) = (progress.step, progress.epoch);
         self.add_evaluation(context);
         if context.collective.rank() == Rank(0) {
-            (context.report)(RankReport::Evaluated { step, epoch, accuracy: raw, ema, extent });
+            let accuracy = raw;
+            let report = RankReport::Evaluated { step, epoch, accuracy, ema, extent, texts };
+            (context.report)(report);
         }
         Ok(votes)
     }

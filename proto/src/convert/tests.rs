@@ -9,8 +9,8 @@ use baton_job::{
     exit::{Class, Failure, Outcome},
     ids::LocalRank,
     message::{
-        Activity, Commit, GpuStats, HostStats, LoaderReport, MachineStats, RankHeartbeat, Rollback,
-        SaveTimes, StepReport,
+        Activity, Commit, GeneratedText, GpuStats, HostStats, LoaderReport, MachineStats,
+        RankHeartbeat, Rollback, SaveTimes, StepReport,
     },
 };
 use baton_recipe::{
@@ -354,8 +354,19 @@ fn every_number_is_in_the_right_field() {
         ..v1::Accuracy::default()
     };
     let ema = Some(Accuracy::new(7, [("loss", 4.0), ("top5", 6.0), ("perplexity", 8.0)]));
-    let evaluation =
-        EvaluationResult { step: Step(9), accuracy: accuracy.clone(), ema, extent: Extent::Full };
+    let text = GeneratedText {
+        sample: 3,
+        prompt: "a".to_owned(),
+        reference: "b".to_owned(),
+        text: "c".to_owned(),
+    };
+    let evaluation = EvaluationResult {
+        step: Step(9),
+        accuracy: accuracy.clone(),
+        ema,
+        extent: Extent::Full,
+        texts: vec![text],
+    };
     let evaluated = v1::EvaluatedStep {
         step: 9,
         accuracy: Some(found.clone()),
@@ -371,6 +382,12 @@ fn every_number_is_in_the_right_field() {
             ..v1::Accuracy::default()
         }),
         extent: v1::Extent::Full.into(),
+        texts: vec![v1::GeneratedText {
+            sample: 3,
+            prompt: "a".to_owned(),
+            reference: "b".to_owned(),
+            text: "c".to_owned(),
+        }],
     };
     assert_eq!(v1::EvaluatedStep::from(evaluation), evaluated);
 

@@ -4,8 +4,8 @@ use baton_job::{
     engine::EvaluationResult,
     exit::{Class, Failure, Outcome},
     message::{
-        Activity, Commit, EvaluationProgress, GpuStats, HostStats, LoaderReport, RankHeartbeat,
-        SaveTimes, StepReport,
+        Activity, Commit, EvaluationProgress, GeneratedText, GpuStats, HostStats, LoaderReport,
+        RankHeartbeat, SaveTimes, StepReport,
     },
 };
 use baton_recipe::{
@@ -88,18 +88,26 @@ impl v1::Step {
 impl From<(Step, Accuracy)> for v1::EvaluatedStep {
     fn from((step, accuracy): (Step, Accuracy)) -> Self {
         let extent = v1::Extent::Unspecified.into();
-        Self { step: step.0, accuracy: Some(accuracy.into()), ema: None, extent }
+        let accuracy = Some(accuracy.into());
+        Self { step: step.0, accuracy, ema: None, extent, texts: Vec::new() }
     }
 }
 
 impl From<EvaluationResult> for v1::EvaluatedStep {
-    fn from(EvaluationResult { step, accuracy, ema, extent }: EvaluationResult) -> Self {
+    fn from(EvaluationResult { step, accuracy, ema, extent, texts }: EvaluationResult) -> Self {
         Self {
             step: step.0,
             accuracy: Some(accuracy.into()),
             ema: ema.map(Into::into),
             extent: v1::Extent::from(extent).into(),
+            texts: texts.into_iter().map(Into::into).collect(),
         }
+    }
+}
+
+impl From<GeneratedText> for v1::GeneratedText {
+    fn from(GeneratedText { sample, prompt, reference, text }: GeneratedText) -> Self {
+        Self { sample, prompt, reference, text }
     }
 }
 
@@ -147,6 +155,8 @@ impl From<EvaluationProgress> for v1::EvaluationProgress {
         Self {
             samples: progress.samples,
             total: progress.total,
+            texts: progress.texts,
+            total_texts: progress.total_texts,
             seconds: progress.seconds,
             samples_per_second: progress.samples_per_second(),
             seconds_left: progress.seconds_left(),

@@ -22,6 +22,17 @@ impl Files {
         files
     }
 
+    /// Gives the model a tokenizer: a word for each token.
+    pub(crate) fn write_tokenizer(&self) {
+        let words: serde_json::Map<_, _> =
+            (0..VOCABULARY).map(|token| (format!("w{token}"), token.into())).collect();
+        let rules = serde_json::json!({
+            "version": "1.0", "added_tokens": [], "pre_tokenizer": {"type": "Whitespace"},
+            "model": {"type": "WordLevel", "vocab": words, "unk_token": "w0"},
+        });
+        std::fs::write(self.path("model/tokenizer.json"), rules.to_string()).unwrap();
+    }
+
     pub(crate) fn path(&self, name: &str) -> std::path::PathBuf {
         self.0.path().join(name)
     }

@@ -15,6 +15,17 @@ fn status_while_training() {
 }
 
 #[test]
+fn status_shows_the_beginning_of_generated_texts() {
+    let mut training = testing::training();
+    let text = format!("def f(x):\n    return {}", "x".repeat(200));
+    let text = GeneratedText { sample: 12, text, ..GeneratedText::default() };
+    training.evaluation.as_mut().unwrap().texts = vec![text];
+    let status = status(&training, Paint::Plain);
+    let line = status.lines().find(|line| line.contains("  wrote ")).unwrap();
+    assert_eq!(line, format!("  wrote       for sample 12: def f(x): return {}…", "x".repeat(83)));
+}
+
+#[test]
 fn status_while_recovering() {
     assert_snapshot!(status(&testing::recovering(), Paint::Plain));
 }

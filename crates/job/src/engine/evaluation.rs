@@ -4,6 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::message::GeneratedText;
 use baton_recipe::{
     Epoch, Step,
     progress::{Accuracy, Extent, Progress},
@@ -20,6 +21,9 @@ pub struct EvaluationResult {
     pub ema: Option<Accuracy>,
     /// Which part of the validation set was evaluated.
     pub extent: Extent,
+    /// Some of the texts that a language model wrote, shortened.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub texts: Vec<GeneratedText>,
 }
 
 impl EvaluationResult {
@@ -32,7 +36,14 @@ impl EvaluationResult {
             false => Extent::Subset,
         };
         let accuracy = progress.last_evaluation.clone()?;
-        Some((epoch, Self { step, accuracy, ema: progress.last_ema.clone(), extent }))
+        let (ema, texts) = (progress.last_ema.clone(), Vec::new());
+        Some((epoch, Self { step, accuracy, ema, extent, texts }))
+    }
+
+    /// Whether both have the same numbers; a checkpoint keeps no texts.
+    pub(super) fn is_equal_to(&self, other: &Self) -> bool {
+        self.position() == other.position()
+            && (&self.accuracy, &self.ema) == (&other.accuracy, &other.ema)
     }
 
     /// Sort key: later evaluations have a greater position.

@@ -76,8 +76,8 @@ impl Engine {
             RankReport::Met => self.met(now, rank),
             RankReport::Started { source, progress } => self.started(now, rank, &source, &progress),
             RankReport::Stepped(report) => self.stepped(now, report),
-            RankReport::Evaluated { step, epoch, accuracy, ema, extent } => {
-                let evaluation = EvaluationResult { step, accuracy, ema, extent };
+            RankReport::Evaluated { step, epoch, accuracy, ema, extent, texts } => {
+                let evaluation = EvaluationResult { step, accuracy, ema, extent, texts };
                 let by = (self.lifecycle.generation, self.lifecycle.began_at);
                 if !self.results.is_repeated(by, &evaluation) {
                     self.evaluated(epoch, evaluation);
@@ -237,8 +237,12 @@ impl Engine {
     fn rank_heartbeat(&mut self, now: Time, rank: Rank, heartbeat: RankHeartbeat) {
         let world = self.lifecycle.world_mut().filter(|world| !world.is_gone(rank));
         let Some(world) = world else { return };
-        if let Some(seconds) = heartbeat.evaluation.and_then(|progress| progress.total_seconds()) {
-            self.results.evaluation_seconds = Some(seconds);
+        if let Some(progress) = heartbeat.evaluation
+            && let Some(seconds) = progress.total_seconds()
+        {
+            // Until the texts are written, the last evaluation is the best estimate.
+            let at_least = self.results.evaluation_seconds.filter(|_| progress.total_texts > 0);
+            self.results.evaluation_seconds = Some(seconds.max(at_least.unwrap_or(0.0)));
         }
         let Some(slowdown) = world.rank_heartbeats.record(now, rank, heartbeat) else { return };
         if let Some(placement) = world.placement_of(rank) {

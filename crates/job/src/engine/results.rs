@@ -52,7 +52,8 @@ impl Results {
     ) -> bool {
         let from_before = began_at == Some(evaluation.step);
         (self.evaluated_in == generation && self.includes(evaluation))
-            || (from_before && self.evaluation.as_ref() == Some(evaluation))
+            || (from_before
+                && self.evaluation.as_ref().is_some_and(|known| known.is_equal_to(evaluation)))
     }
 
     /// Records an evaluation. The best of raw and averaged weights is used, and a second evaluation of the same

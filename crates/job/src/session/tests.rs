@@ -239,6 +239,7 @@ fn evaluated(step: u64) -> RankReport {
         accuracy: Accuracy::default(),
         ema: None,
         extent: Extent::Full,
+        texts: Vec::new(),
     }
 }
 

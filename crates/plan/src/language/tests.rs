@@ -66,6 +66,29 @@ fn gemma_2_2b_has_its_published_sizes() {
 }
 
 #[test]
+fn texts_that_an_evaluation_writes_take_time() {
+    let evaluation = |changes: &[&str]| {
+        plan(&spec("gemma2_2b_lora_a100", changes), "a100-40", TOKENS).evaluation
+    };
+    let none = evaluation(&["evaluation={ batch=16 }"]);
+    let generate = |texts: &str| {
+        let changes = format!("evaluation={{ batch=16, generate={{ {texts} }} }}");
+        let with = evaluation(&[&changes]);
+        assert!((with.longest_seconds - none.longest_seconds - with.generate_seconds).abs() < 1e-9);
+        assert!(with.seconds > none.seconds);
+        with.generate_seconds
+    };
+    let seconds = generate("samples=16, max_tokens=384");
+    // Every token of a batch reads all weights, 5.2 GB at 1,555 GB/s, and starts many small operations.
+    let reading = 384.0 * 5.2 / 1_555.0;
+    assert!((reading..8.0 * reading).contains(&seconds), "{seconds} {reading}");
+    assert!((generate("samples=16, max_tokens=768") - 2.0 * seconds).abs() < 1e-9);
+    // All 1,000 samples: 63 batches.
+    assert!((generate("samples=5000, max_tokens=384") - 63.0 * seconds).abs() < 1e-6);
+    assert_eq!(none.generate_seconds, 0.0);
+}
+
+#[test]
 fn a_model_in_4_bits_needs_less_memory_and_more_time() {
     let lora = plan(&spec("gemma2_2b_lora_a100", &["adapter.rank=16"]), "a100-40", TOKENS);
     let qlora = plan(&spec("gemma2_2b_qlora_a100", &[]), "a100-40", TOKENS);

@@ -29,6 +29,56 @@ pub struct Evaluation {
     /// absent means the task's first metric.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub best: Option<String>,
+    /// Texts that a language model writes in every evaluation, and their metrics; absent means none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub generate: Option<Generate>,
+}
+
+/// Texts that a language model writes: it continues the prompts of samples of the validation set, and what it writes is
+/// compared with their completions. Of plain text, which has no prompt, it continues the first half.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct Generate {
+    /// Number of samples, at least 1, evenly spread over the evaluated ones; the metric `bleu` is over all of them
+    /// (Papineni et al. 2002, as sacrebleu computes it, 0..100).
+    pub samples: u32,
+    /// Most tokens of a text, at least 1.
+    pub max_tokens: u32,
+    /// Divisor of scores before a token is drawn, 0..100; 0 takes the most likely token.
+    pub temperature: f64,
+    /// Draw only the most likely tokens, as many as have this share of the probability together, above 0 and at most 1.
+    pub top_p: f64,
+    /// Language that the texts should be in; the metric `valid_syntax` is the share that can be parsed: `python`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub syntax: Option<SyntaxLanguage>,
+}
+
+impl Default for Generate {
+    fn default() -> Self {
+        Self { samples: 16, max_tokens: 256, temperature: 0.0, top_p: 1.0, syntax: None }
+    }
+}
+
+/// A language whose syntax can be checked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum SyntaxLanguage {
+    /// Python 3.
+    Python,
+}
+
+impl Generate {
+    /// Number of texts in an evaluation of `samples` samples.
+    #[must_use]
+    pub fn texts(&self, samples: u64) -> u64 {
+        u64::from(self.samples).min(samples)
+    }
+
+    /// Position of the sample of a text among the `samples` of an evaluation.
+    #[must_use]
+    pub fn position(&self, text: u64, samples: u64) -> u64 {
+        (u128::from(text) * u128::from(samples) / u128::from(self.texts(samples).max(1))) as u64
+    }
 }
 
 impl Default for Evaluation {
@@ -42,6 +92,7 @@ impl Default for Evaluation {
             subset: 1.0,
             samples: 0,
             best: None,
+            generate: None,
         }
     }
 }
@@ -88,6 +139,23 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
     if let Some(best) = &evaluation.best {
         check_metric(spec, "evaluation.best", best, rules);
     }
+    if let Some(generate) = &evaluation.generate {
+        rules.check(
+            spec.model.arch.is_causal_lm(),
+            "evaluation.generate",
+            "a section",
+            "needs model.arch = \"causal_lm\"",
+        );
+        rules.at_least_1("evaluation.generate.samples", generate.samples);
+        rules.at_least_1("evaluation.generate.max_tokens", generate.max_tokens);
+        rules.check(
+            (0.0..=100.0).contains(&generate.temperature),
+            "evaluation.generate.temperature",
+            generate.temperature,
+            "must be between 0 and 100",
+        );
+        rules.above_0_to_1("evaluation.generate.top_p", generate.top_p);
+    }
 }
 
 /// Checks that a name is a metric of the recipe's task.
@@ -95,4 +163,23 @@ pub(super) fn check_metric(spec: &JobSpec, field: &'static str, name: &str, rule
     let names: Vec<_> = task::metrics(spec).into_iter().map(|metric| metric.name).collect();
     let rule = format!("is not a metric of this recipe; its metrics are {}", names.join(", "));
     rules.check(names.iter().any(|known| known == name), field, name, &rule);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_are_written_for_samples_that_are_evenly_spread() {
+        let chosen = |samples, all| {
+            let generate = Generate { samples, ..Generate::default() };
+            let texts = 0..generate.texts(all);
+            texts.map(|text| generate.position(text, all)).collect::<Vec<u64>>()
+        };
+        assert_eq!(chosen(3, 10), [0, 3, 6]);
+        assert_eq!(chosen(1, 7), [0]);
+        assert_eq!(chosen(5, 3), [0, 1, 2]);
+        assert_eq!(chosen(2, u64::MAX), [0, u64::MAX / 2]);
+        assert!(chosen(3, 0).is_empty());
+    }
 }

@@ -1,4 +1,4 @@
-use baton_proto::v1::{Accuracy, EvaluatedStep, Extent, Step};
+use baton_proto::v1::{Accuracy, EvaluatedStep, Extent, GeneratedText, Step};
 use baton_recipe::progress::Fit;
 use proptest::prelude::*;
 
@@ -20,7 +20,7 @@ fn evaluation(step: u64) -> StreamMetricsResponse {
     let extent = Extent::Full.into();
     point(
         1_000_000 + step,
-        Metrics::Evaluation(EvaluatedStep { step, accuracy, ema: None, extent }),
+        Metrics::Evaluation(EvaluatedStep { step, accuracy, extent, ..EvaluatedStep::default() }),
     )
 }
 
@@ -59,6 +59,11 @@ fn added_points_are_kept_over_a_restart() {
             accuracy: Some(accuracy.clone()),
             ema: Some(accuracy),
             extent: Extent::Subset.into(),
+            texts: vec![GeneratedText {
+                sample: 5,
+                text: "x = 1".to_owned(),
+                ..GeneratedText::default()
+            }],
         }),
     );
     let metrics = Step {

@@ -155,7 +155,8 @@ pub(crate) fn evaluated(step: u64, extent: Extent) -> EvaluatedStep {
     };
     let (accuracy, ema) =
         (found(loss, top1), Accuracy { top5: top1.sqrt(), ..found(loss * 0.9, top1 * 0.99) });
-    EvaluatedStep { step, accuracy: Some(accuracy), ema: Some(ema), extent: extent.into() }
+    let (accuracy, ema) = (Some(accuracy), Some(ema));
+    EvaluatedStep { step, accuracy, ema, extent: extent.into(), ..EvaluatedStep::default() }
 }
 
 pub(crate) fn events() -> Vec<WatchEventsResponse> {

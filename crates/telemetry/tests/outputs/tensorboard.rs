@@ -1,7 +1,8 @@
 use std::{collections::BTreeMap, fs, path::Path, process::Command};
 
 use baton_proto::v1::{
-    Accuracy, EvaluatedStep, Extent, Fit, StreamMetricsResponse, stream_metrics_response::Metrics,
+    Accuracy, EvaluatedStep, Extent, Fit, GeneratedText, StreamMetricsResponse,
+    stream_metrics_response::Metrics,
 };
 use baton_telemetry::tensorboard::EventFile;
 
@@ -200,24 +201,54 @@ fn a_restart_of_training_drops_later_steps_and_is_marked() {
     assert_eq!(events[2].scalars, [("run/generation".to_owned(), 3.0)].into());
 }
 
-/// Both of its readers show each series without the steps that were rolled back.
-#[test]
-fn tensorboard_itself_reads_the_files_of_two_coordinators() {
+/// What `scripts/check-tensorboard.py` prints about a folder.
+fn read_by_tensorboard(folder: &Path) -> String {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let packages = root.join(".tools/python");
     assert!(packages.is_dir(), "{} is missing: run `make tools` first", packages.display());
-    let folder = tempfile::tempdir().unwrap();
-    sample::write_event_files(folder.path());
-
     let read = Command::new("python3")
         .arg(root.join("scripts/check-tensorboard.py"))
-        .arg(folder.path())
+        .arg(folder)
         .env("PYTHONPATH", packages)
         .output()
         .unwrap();
-
     let printed = String::from_utf8_lossy(&read.stdout);
     assert!(read.status.success(), "{printed}{}", String::from_utf8_lossy(&read.stderr));
+    printed.into_owned()
+}
+
+#[test]
+fn tensorboard_itself_shows_generated_texts() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut file = EventFile::create(folder.path(), 1_763_000_000, "here").unwrap();
+    for step in [100, 200] {
+        let text = |sample| GeneratedText {
+            sample,
+            prompt: "def f(x):".to_owned(),
+            reference: "return x".to_owned(),
+            text: format!("x = {step}\nreturn 1"),
+        };
+        let texts = vec![text(3), text(9)];
+        let evaluated = EvaluatedStep { texts, ..sample::evaluated(step, Extent::Full) };
+        file.add(&sample::point(step, 1, Metrics::Evaluation(evaluated))).unwrap();
+    }
+    file.flush().unwrap();
+
+    let printed = read_by_tensorboard(folder.path());
+
+    let line = printed.lines().find(|line| line.starts_with("val/texts: at step 200 ")).unwrap();
+    let text = r"**sample 9**, the model's text:\n\n    x = 200\n    return 1\n\nthe sample's own text:\n\n    return x\n";
+    assert!(line.contains("**sample 3**") && line.contains(text), "{line}");
+}
+
+/// Both of its readers show each series without the steps that were rolled back.
+#[test]
+fn tensorboard_itself_reads_the_files_of_two_coordinators() {
+    let folder = tempfile::tempdir().unwrap();
+    sample::write_event_files(folder.path());
+
+    let printed = read_by_tensorboard(folder.path());
+
     let loss = printed.lines().find(|line| line.starts_with("train/loss ")).unwrap();
     assert!(loss.contains(" 200 points, steps 10 to 2000,"), "{printed}");
 }

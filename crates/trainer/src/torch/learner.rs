@@ -10,12 +10,14 @@ use baton_data::{
     random::{Draws, RandomPurpose},
 };
 use baton_gpu::Readback;
+use baton_job::message::GeneratedText;
 use baton_model::{InputShape, NetworkDescription};
 use baton_recipe::{JobSpec, spec::Augment};
 use tch::{Device, Kind, Tensor};
 
 use super::{
     buffer::lend,
+    completions::{self, Completions},
     decoder::DecoderNetwork,
     failure::During,
     flat::{self, FlatLayout, FlatTensor, views},
@@ -36,7 +38,7 @@ use crate::{
         BatchEvaluation, DeferredScalar, Error, EvaluatedWeights, Leaf, Learner, Region, TAIL,
         TensorLocation, Update, VOTE,
     },
-    sampling::Sampling,
+    sampling::{Prompt, Sampling},
 };
 
 /// The statistics that BatchNorm uses.
@@ -61,6 +63,8 @@ pub struct TorchLearner {
     pub(super) recipe: Recipe,
     pub(super) input: DeviceInput,
     pub(super) task: Box<dyn Task>,
+    /// `None` if evaluations write no texts.
+    completions: Option<Completions>,
     optimizer: Optimizer,
     /// `None` if the recipe uses only libtorch's kernels.
     fused: Option<Fused>,
@@ -148,8 +152,9 @@ impl TorchLearner {
             return Self::with(spec, network, None, device);
         }
         if spec.model.arch.is_causal_lm() {
+            let completions = Completions::of(spec)?;
             let network = Box::new(DecoderNetwork::read(spec, device)?);
-            return Self::with(spec, network, None, device);
+            return Ok(Self { completions, ..Self::with(spec, network, None, device)? });
         }
         let channels = match input_type {
             InputType::Image | InputType::Tokens => 3,
@@ -221,6 +226,7 @@ impl TorchLearner {
             device,
             input,
             task: task::of(spec),
+            completions: None,
             optimizer,
             running_views: views(&layout.statistics, &running, &frozen.masters)?,
             momenta,
@@ -337,20 +343,38 @@ impl TorchLearner {
         }
     }
 
-    /// Continues each prompt, a list of at least one token id, all of them at the same time. `on_token` gets the number of
-    /// a prompt and its next token; generation ends early when it returns false.
+    /// Continues each prompt, all of them at the same time. `on_token` gets the position of a prompt and its next token;
+    /// generation ends early when it returns false.
     ///
     /// # Errors
     /// The network is no language model; the device failed.
     pub fn generate(
         &mut self,
-        prompts: &[Vec<i64>],
+        prompts: &[Prompt],
         sampling: &Sampling,
         on_token: &mut dyn FnMut(usize, i64) -> bool,
     ) -> Result<(), Error> {
         self.refresh()?;
         let state = state(&self.working, &self.running_views, None);
         self.network.generate(prompts, state, sampling, on_token)
+    }
+
+    /// Prepares the weights for [`evaluation_state`](Self::evaluation_state).
+    fn refresh_for_evaluation(&mut self) -> Result<(), Error> {
+        self.refresh()?;
+        if let (Some(averaged), Some(masters)) = (&mut self.averaged, self.optimizer.averaged()) {
+            averaged.working.cast.refresh(masters).during("cast weights")?;
+        }
+        Ok(())
+    }
+
+    fn evaluation_state(&self, weights: EvaluatedWeights) -> NetworkState<'_> {
+        match (weights, &self.averaged) {
+            (EvaluatedWeights::Averaged, Some(averaged)) => {
+                state(&averaged.working, &averaged.running_views, None)
+            }
+            _ => state(&self.working, &self.running_views, None),
+        }
     }
 
     pub(super) fn refresh(&mut self) -> Result<(), Error> {
@@ -598,21 +622,49 @@ impl Learner for TorchLearner {
             return Ok(Some(BatchEvaluation::default()));
         }
         let _no_grad = tch::no_grad_guard();
-        self.refresh()?;
-        if let (Some(averaged), Some(masters)) = (&mut self.averaged, self.optimizer.averaged()) {
-            averaged.working.cast.refresh(masters).during("cast weights")?;
-        }
+        self.refresh_for_evaluation()?;
         self.task.check(batch)?;
         let inputs = self.network.prepared(self.input.load(batch)?)?;
-        let state = match (weights, &self.averaged) {
-            (EvaluatedWeights::Averaged, Some(averaged)) => {
-                state(&averaged.working, &averaged.running_views, None)
-            }
-            _ => state(&self.working, &self.running_views, None),
-        };
+        let state = self.evaluation_state(weights);
         let outputs = self.evaluation_outputs(&inputs, state, is_interrupted)?;
         let Some(outputs) = outputs else { return Ok(None) };
         self.task.evaluate(batch, &outputs, &inputs.targets).during("loss and metrics").map(Some)
+    }
+
+    fn write_texts(
+        &mut self,
+        batch: &Batch,
+        weights: EvaluatedWeights,
+        is_interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<Vec<GeneratedText>>, Error> {
+        self.refresh_for_evaluation()?;
+        let Some(completions) = &self.completions else { return Ok(Some(Vec::new())) };
+        let (prompts, references): (Vec<Prompt>, Vec<Vec<i64>>) = completions::prompts(batch)
+            .into_iter()
+            .map(|sample| (sample.prompt, sample.reference))
+            .unzip();
+        let mut written: Vec<Vec<i64>> = vec![Vec::new(); prompts.len()];
+        let mut interrupted = false;
+        let mut on_token = |text: usize, token: i64| {
+            written[text].push(token);
+            interrupted = is_interrupted();
+            !interrupted
+        };
+        let state = self.evaluation_state(weights);
+        self.network.generate(&prompts, state, &completions.sampling, &mut on_token)?;
+        if interrupted {
+            return Ok(None);
+        }
+        let texts =
+            prompts.iter().zip(references).zip(written).map(|((prompt, reference), text)| {
+                Ok(GeneratedText {
+                    sample: prompt.number,
+                    prompt: completions.text(&prompt.tokens)?,
+                    reference: completions.text(&reference)?,
+                    text: completions.text(&text)?,
+                })
+            });
+        texts.collect::<Result<_, Error>>().map(Some)
     }
 
     fn program(&self) -> Option<&str> {

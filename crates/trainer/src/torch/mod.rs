@@ -30,6 +30,7 @@
 
 mod backward;
 mod buffer;
+mod completions;
 mod decoder;
 pub mod device;
 mod error_text;

@@ -8,7 +8,10 @@ use baton_data::random::Draws;
 use baton_model::{InputShape, NetworkDescription};
 use tch::{Kind, Tensor};
 
-use crate::{learner::Error, sampling::Sampling};
+use crate::{
+    learner::Error,
+    sampling::{Prompt, Sampling},
+};
 
 /// A network on a device. Its state belongs to the learner.
 pub(super) trait TorchNetwork: Debug + Send {
@@ -77,7 +80,7 @@ pub(super) trait TorchNetwork: Debug + Send {
     /// The network has no texts; the device failed.
     fn generate(
         &self,
-        _prompts: &[Vec<i64>],
+        _prompts: &[Prompt],
         _state: NetworkState<'_>,
         _sampling: &Sampling,
         _on_token: &mut dyn FnMut(usize, i64) -> bool,

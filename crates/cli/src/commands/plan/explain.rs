@@ -57,6 +57,17 @@ pub(super) fn text(request: &PlanRequest<'_>, plan: &RecipePlan, machine: &Machi
             duration(evaluation.seconds)
         ),
     );
+    if let Some(generate) = &request.spec.evaluation.generate {
+        line(
+            "texts",
+            format!(
+                "in each evaluation {} of at most {} tokens, those of a batch together: {}, part of the above",
+                generate.samples,
+                generate.max_tokens,
+                duration(evaluation.generate_seconds)
+            ),
+        );
+    }
     let minutes = plan.seconds / 60.0;
     line("time", format!("sum of the above: {minutes:.1} min"));
     for cost in &plan.costs {

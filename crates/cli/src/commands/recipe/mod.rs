@@ -16,6 +16,7 @@ use baton_job::exit::{Failure, OK};
 use baton_language::{AdapterLayout, DecoderModel, LanguageModel, model::read_decoder};
 use baton_program::Program;
 use baton_recipe::{JobSpec, spec};
+use baton_text::Tokenizer;
 use clap::Subcommand;
 use serde::Serialize;
 
@@ -76,8 +77,12 @@ pub(crate) fn language_model(spec: &JobSpec) -> Result<(), String> {
     if !spec.model.arch.is_causal_lm() || !Path::new(&spec.model.path).exists() {
         return Ok(());
     }
-    let model = LanguageModel::of_recipe(spec);
-    model.map(drop).map_err(|error| format!("model.path: {error}"))
+    LanguageModel::of_recipe(spec).map_err(|error| format!("model.path: {error}"))?;
+    if spec.evaluation.generate.is_some() {
+        Tokenizer::load(&spec.model.path)
+            .map_err(|error| format!("evaluation.generate: {error}"))?;
+    }
+    Ok(())
 }
 
 /// The error for an invalid recipe, with all its faults.

@@ -244,6 +244,7 @@ fn evaluations_that_were_rolled_back_are_discarded() {
         accuracy: Accuracy::new(8, [("top1", top1)]),
         ema: None,
         extent: baton_recipe::progress::Extent::Full,
+        texts: Vec::new(),
     };
     report(&mut engine, at(8.0), 0, found(20, 0.9));
     report(&mut engine, at(9.0), 0, found(40, 0.1));

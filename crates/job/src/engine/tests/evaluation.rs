@@ -16,7 +16,8 @@ fn fit(spearman: f64) -> Accuracy {
 }
 
 fn evaluated(step: u64, accuracy: Accuracy, ema: Option<Accuracy>, extent: Extent) -> RankReport {
-    RankReport::Evaluated { step: Step(step), epoch: Epoch(4), accuracy, ema, extent }
+    let texts = Vec::new();
+    RankReport::Evaluated { step: Step(step), epoch: Epoch(4), accuracy, ema, extent, texts }
 }
 
 fn published(engine: &mut Engine, rank_report: RankReport) -> Vec<(JobEventKind, String)> {
@@ -203,7 +204,8 @@ fn an_evaluation_made_again_because_the_checkpoint_lacks_it_is_published_only_on
 // ---- the time left ----
 
 fn evaluating(samples: u64, seconds: f64) -> RankReport {
-    let evaluation = Some(EvaluationProgress { samples, total: 1000, seconds });
+    let evaluation =
+        Some(EvaluationProgress { samples, total: 1000, seconds, ..EvaluationProgress::default() });
     RankReport::Heartbeat(RankHeartbeat { evaluation, ..RankHeartbeat::default() })
 }
 
@@ -230,6 +232,24 @@ fn an_evaluation_shows_its_progress_and_the_time_left_includes_the_ones_to_come(
     assert_eq!(left, Some(20.0 + 6.0 + 8.0), "6 s of this evaluation, 8 s of the next one");
     let idle = RankReport::Heartbeat(RankHeartbeat::default());
     assert_eq!(left_after(idle), (None, Some(20.0 + 8.0)));
+}
+
+#[test]
+fn an_evaluation_with_texts_lasts_at_least_as_long_as_the_last_one() {
+    let mut engine = training(&[1]);
+    let step = StepReport { step: Step(20), epoch: Epoch(1), ..StepReport::default() };
+    report(&mut engine, at(10.0), 0, RankReport::Stepped(step));
+    let mut after = |samples, texts, seconds| {
+        let (total, total_texts) = (1000, 8);
+        let progress = EvaluationProgress { samples, total, texts, total_texts, seconds };
+        let evaluation = Some(progress);
+        let heartbeat = RankHeartbeat { evaluation, ..RankHeartbeat::default() };
+        report(&mut engine, at(10.0), 0, RankReport::Heartbeat(heartbeat));
+        (progress.samples_per_second(), progress.seconds_left(), engine.status().evaluation_seconds)
+    };
+    assert_eq!(after(500, 0, 2.0), (Some(250.0), None, 2.0));
+    assert_eq!(after(1000, 4, 30.0), (None, None, 30.0), "the recipe's second epoch is left");
+    assert_eq!(after(500, 0, 2.0).2, 30.0);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use tch::{Device, Tensor};
 use super::{DecoderNetwork, Pass};
 use crate::{
     learner::Error,
-    sampling::Sampling,
+    sampling::{Prompt, Sampling},
     torch::{failure::During, network::NetworkState},
 };
 
@@ -55,8 +55,8 @@ impl KvCache {
 
 /// A text that is not complete.
 struct OpenText {
-    /// Its number.
-    number: usize,
+    /// Position of its prompt.
+    position: usize,
     /// Number of its tokens whose keys and values are known.
     known: i64,
     /// The tokens after them.
@@ -66,23 +66,23 @@ struct OpenText {
 }
 
 impl DecoderNetwork {
-    /// Continues each prompt, all of them together. `on_token` gets the number of a text and its next token; generation
-    /// ends early when it returns false.
+    /// Continues each prompt, all of them together. `on_token` gets the position of a prompt and its next token;
+    /// generation ends early when it returns false.
     pub(super) fn generated(
         &self,
-        prompts: &[Vec<i64>],
+        prompts: &[Prompt],
         state: NetworkState<'_>,
         sampling: &Sampling,
         on_token: &mut dyn FnMut(usize, i64) -> bool,
     ) -> Result<(), Error> {
         let _no_grad = tch::no_grad_guard();
         let cache = KvCache::new(self.layers.len());
-        let open = prompts.iter().enumerate().map(|(number, prompt)| OpenText {
-            number,
+        let open = prompts.iter().enumerate().map(|(position, prompt)| OpenText {
+            position,
             known: 0,
-            next: prompt.clone(),
+            next: prompt.tokens.clone(),
             generated: 0,
-            random: Draws::new(sampling.seed, 0, number as u64, RandomPurpose::Generate),
+            random: Draws::new(sampling.seed, 0, prompt.number, RandomPurpose::Generate),
         });
         let mut texts: Vec<OpenText> = open.filter(|text| !text.next.is_empty()).collect();
         while !texts.is_empty() {
@@ -100,7 +100,7 @@ impl DecoderNetwork {
                 text.known += text.next.len() as i64;
                 text.next = vec![token];
                 text.generated += 1;
-                if !on_token(text.number, token) {
+                if !on_token(text.position, token) {
                     return Ok(());
                 }
                 let is_full = text.known as u64 >= self.decoder.max_positions;

@@ -19,7 +19,7 @@ use std::ops::Range;
 use baton_data::random::Draws;
 use baton_language::{
     AdaptedLinear, DecoderModel, LanguageModel, LinearKind, NormScale,
-    decoder::{ALL_LAYERS, BaseTensor, EMBEDDING, FINAL_NORM, HEAD, HEAD_NORMS, layer_prefix},
+    decoder::{BaseTensor, EMBEDDING, FINAL_NORM, HEAD, HEAD_NORMS, layer_prefix},
     nf4::Nf4Source,
 };
 use baton_model::{Float, InputShape, NetworkDescription};
@@ -39,7 +39,10 @@ use super::{
     network::{NetworkInputs, NetworkState, PassResult, TorchNetwork},
     working,
 };
-use crate::{learner::Error, sampling::Sampling};
+use crate::{
+    learner::Error,
+    sampling::{Prompt, Sampling},
+};
 
 /// A language model on a device.
 #[derive(Debug)]
@@ -125,10 +128,9 @@ impl DecoderNetwork {
         let final_norm = index(FINAL_NORM)?;
         let kind = working::kind(spec.precision.compute);
         let mut parts = parts(&description, model.adapter.is_none(), final_norm);
-        recompute(&mut parts, &spec.train.recompute)?;
-        if model.base == BaseFormat::Nf4 {
-            // Or else every dense weight would be kept for the backward pass.
-            recompute_all(&mut parts);
+        // The first part is the embedding.
+        for (part, is_recomputed) in parts.iter_mut().skip(1).zip(&model.recomputed) {
+            part.is_recomputed = *is_recomputed;
         }
         let digest = model.digest().map_err(|error| recipe(&error))?;
         let adapter = model.adapter.as_ref();
@@ -383,7 +385,7 @@ impl TorchNetwork for DecoderNetwork {
 
     fn generate(
         &self,
-        prompts: &[Vec<i64>],
+        prompts: &[Prompt],
         state: NetworkState<'_>,
         sampling: &Sampling,
         on_token: &mut dyn FnMut(usize, i64) -> bool,
@@ -541,34 +543,6 @@ fn parts(description: &NetworkDescription, is_whole: bool, final_norm: usize) ->
         is_recomputed: false,
     };
     indices.into_iter().map(part).collect()
-}
-
-fn recompute_all(parts: &mut [DecoderPart]) {
-    let count = parts.len();
-    // Neither the embedding nor the last norm.
-    let layers = parts.iter_mut().take(count.saturating_sub(1)).skip(1);
-    layers.for_each(|part| part.is_recomputed = true);
-}
-
-/// Marks the layers of `train.recompute`.
-fn recompute(parts: &mut [DecoderPart], names: &[String]) -> Result<(), Error> {
-    let layers = parts.len().saturating_sub(2);
-    for name in names {
-        if name == ALL_LAYERS {
-            recompute_all(parts);
-            continue;
-        }
-        let layer = (0..layers).find(|layer| *name == format!("layers.{layer}"));
-        let part = layer.and_then(|layer| parts.get_mut(layer + 1)).ok_or_else(|| {
-            let last = layers.saturating_sub(1);
-            Error::Recipe(format!(
-                "train.recompute: {name} is not a layer of this model: choose among layers.0 … layers.{last}, or all \
-                 with {ALL_LAYERS}"
-            ))
-        })?;
-        part.is_recomputed = true;
-    }
-    Ok(())
 }
 
 fn layer_tensors(

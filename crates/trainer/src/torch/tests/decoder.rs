@@ -3,6 +3,8 @@
 
 #[path = "../../../../language/tests/kit/mod.rs"]
 mod models;
+#[path = "../../../../text/tests/kit/mod.rs"]
+mod tokenizers;
 
 use std::path::Path;
 
@@ -12,7 +14,10 @@ use models::{FAMILIES, VOCABULARY, config_of, write_model, write_tensors};
 use tempfile::TempDir;
 
 use super::*;
-use crate::{learner::Error, sampling::Sampling};
+use crate::{
+    learner::Error,
+    sampling::{Prompt, Sampling},
+};
 
 const NO_LABEL: i64 = baton_data::NO_LABEL as i64;
 
@@ -263,8 +268,13 @@ fn generated(learner: &mut TorchLearner, prompts: &[Vec<i64>], how: &Sampling) -
         texts[text].push(token);
         true
     };
-    learner.generate(prompts, how, &mut on_token).unwrap();
+    learner.generate(&numbered(prompts), how, &mut on_token).unwrap();
     texts
+}
+
+fn numbered(prompts: &[Vec<i64>]) -> Vec<Prompt> {
+    let prompt = |(number, tokens): (u64, &Vec<i64>)| Prompt { tokens: tokens.clone(), number };
+    (0..).zip(prompts).map(prompt).collect()
 }
 
 #[test]
@@ -310,12 +320,69 @@ fn generation_ends_at_a_stop_at_the_last_position_or_when_the_caller_wants() {
         count += 1;
         count < 3
     };
-    learner.generate(&prompts, &greedy(12), &mut on_token).unwrap();
+    learner.generate(&numbered(&prompts), &greedy(12), &mut on_token).unwrap();
     assert_eq!(count, 3);
     let sampled = Sampling { temperature: 1.5, seed: 5, ..greedy(12) };
     let again = generated(&mut learner, &prompts, &sampled);
     assert_eq!(generated(&mut learner, &prompts, &sampled), again);
     assert_ne!(generated(&mut learner, &prompts, &Sampling { seed: 6, ..sampled }), again);
+}
+
+#[test]
+fn an_evaluation_continues_the_prompts_of_samples() {
+    device::set_threads(1);
+    let model = tokenizers::Model::chatml();
+    let tokenizer = baton_text::Tokenizer::load(model.folder()).unwrap();
+    let mut config = config_of("llama");
+    config["vocab_size"] = model.vocab_size().into();
+    write_model(model.folder(), &config, 5);
+    let recipe = "evaluation.generate={ samples=2, max_tokens=7, syntax='python' }";
+    let mut learner = open(model.folder(), &[recipe]).unwrap();
+    let ids = |text: &str| -> Vec<i64> {
+        tokenizer.encode(text).unwrap().into_iter().map(i64::from).collect()
+    };
+    let (prompts, end) = ([ids("hi you"), ids("a b c")], ids("hi</s>"));
+    let (mut tokens, mut labels) = (Vec::new(), Vec::new());
+    for prompt in &prompts {
+        tokens.extend(prompt.iter().chain(&end));
+        labels.extend(prompt.iter().map(|_| NO_LABEL).chain(end.iter().copied()));
+    }
+    let lengths = prompts.iter().map(|prompt| (prompt.len() + end.len()) as i64).collect();
+    let inputs = Inputs::Tokens { tokens, lengths };
+    let batch = Batch { inputs, labels, samples: vec![40, 41], ..Batch::default() };
+    let before = evaluated(&mut learner, &batch);
+    let raw = EvaluatedWeights::Raw;
+    let texts = learner.write_texts(&batch, raw, &mut || false).unwrap().unwrap();
+
+    let ends: Vec<i64> = tokenizer.ends().iter().copied().map(i64::from).collect();
+    let how = Sampling { stops: ends.clone(), ..greedy(7) };
+    let expected = generated(&mut learner, &prompts, &how);
+    for (position, (text, expected)) in texts.iter().zip(expected).enumerate() {
+        let kept = expected.iter().filter(|token| !ends.contains(token));
+        let kept: Vec<u32> = kept.map(|token| *token as u32).collect();
+        assert_eq!(text.text, tokenizer.decode(&kept).unwrap());
+        assert_eq!(text.sample, 40 + position as u64);
+        assert_eq!(
+            (text.prompt.as_str(), text.reference.as_str()),
+            (["hi you", "a b c"][position], "hi")
+        );
+    }
+    assert_eq!(texts.len(), 2);
+    assert_eq!(evaluated(&mut learner, &batch), before);
+    let mut calls = 0;
+    let mut third = || {
+        calls += 1;
+        calls == 3
+    };
+    assert_eq!(learner.write_texts(&batch, raw, &mut third).unwrap(), None);
+    assert_eq!(calls, 3, "it ends at the token after which it is interrupted");
+
+    std::fs::remove_file(model.folder().join("tokenizer.json")).unwrap();
+    let error = open(model.folder(), &[recipe]).unwrap_err().to_string();
+    assert!(
+        error.starts_with("evaluation.generate: ") && error.contains("has no tokenizer.json"),
+        "{error}"
+    );
 }
 
 #[test]
