@@ -5,6 +5,7 @@
 
 use std::{
     collections::{HashMap, VecDeque},
+    hash::Hash,
     io::{self, Write},
     sync::Arc,
 };
@@ -23,6 +24,8 @@ const MIN_LINES_PER_SOURCE: usize = 20;
 const MAX_LOG_LINES: usize = 20_000;
 /// Most bytes of all sources together.
 const MAX_LOG_BYTES: usize = 16 << 20;
+/// Most sources of which lines are kept: more than the largest job has.
+const MAX_SOURCES: usize = 20_000;
 /// Lines that a reader may fall behind before it misses some.
 const FOLLOW_BUFFER: usize = 4_096;
 
@@ -40,8 +43,18 @@ struct RecentLines {
     sources: HashMap<SourceKey, SourceLines>,
     /// Lines received so far.
     count: u64,
-    /// By node id: the agent that shipped last, and the number of its last line.
-    last_shipped: HashMap<String, (String, u64)>,
+    /// By node id.
+    last_shipped: HashMap<String, LastShipped>,
+}
+
+/// What a node has shipped.
+#[derive(Default)]
+struct LastShipped {
+    /// Its last agent, and the number of that agent's last line.
+    agent: String,
+    number: u64,
+    /// Lines of all sources received before it.
+    at: u64,
 }
 
 /// The newest lines of a source, oldest first, each with its number among all lines.
@@ -88,11 +101,14 @@ impl LogBuffer {
     pub(crate) fn take(&self, shipped: ShipLogsRequest) {
         let ShipLogsRequest { node_id, lines, agent } = shipped;
         let mut buffer = self.0.buffer.lock();
+        let at = buffer.count;
+        make_room(&mut buffer.last_shipped, &node_id, |shipped| shipped.at);
         let last_shipped = buffer.last_shipped.entry(node_id.clone()).or_default();
-        if last_shipped.0 != agent {
-            *last_shipped = (agent, 0);
+        if last_shipped.agent != agent {
+            *last_shipped = LastShipped { agent, number: 0, at };
         }
-        let last = last_shipped.1;
+        last_shipped.at = at;
+        let last = last_shipped.number;
         let mut next = last;
         let mut new_lines = Vec::new();
         for line in lines.into_iter().filter(|line| line.number > last) {
@@ -112,7 +128,7 @@ impl LogBuffer {
             });
         }
         if let Some(last_shipped) = buffer.last_shipped.get_mut(&node_id) {
-            last_shipped.1 = next;
+            last_shipped.number = next;
         }
         for line in new_lines {
             self.add(&mut buffer, line);
@@ -139,10 +155,23 @@ impl LogBuffer {
     }
 }
 
+/// Removes the entry with the lowest `age` from a full map that does not have `key`.
+fn make_room<K: Clone + Eq + Hash, V>(map: &mut HashMap<K, V>, key: &K, age: impl Fn(&V) -> u64) {
+    if map.len() < MAX_SOURCES || map.contains_key(key) {
+        return;
+    }
+    let oldest = map.iter().min_by_key(|(_, value)| age(value)).map(|(key, _)| key.clone());
+    if let Some(oldest) = oldest {
+        map.remove(&oldest);
+    }
+}
+
 impl RecentLines {
     fn add(&mut self, line: Arc<StreamLogsResponse>) {
         self.count += 1;
         let source = (line.node_id.clone(), line.local_rank);
+        let newest = |source: &SourceLines| source.lines.back().map_or(0, |(number, _)| *number);
+        make_room(&mut self.sources, &source, newest);
         let sources = self.sources.len().max(1);
         let source = self.sources.entry(source).or_default();
         source.bytes += line.line.len();
@@ -210,6 +239,19 @@ mod tests {
         logs.take(shipped("a", "two", 1..=1));
         let past = logs.follow(&LogFilter::default(), 0).past;
         assert_eq!(texts(&past), ["a 1", "a 2", "a 3", "a 4", "a 1"]);
+    }
+
+    #[test]
+    fn sources_without_an_end_replace_the_oldest_ones() {
+        let logs = LogBuffer::new();
+        for node in 0..MAX_SOURCES + 50 {
+            logs.take(shipped(&format!("node {node}"), "one", [1]));
+        }
+        logs.take(shipped("node 49", "one", [1]));
+        let buffer = logs.0.buffer.lock();
+        assert_eq!((buffer.sources.len(), buffer.last_shipped.len()), (MAX_SOURCES, MAX_SOURCES));
+        let has = |node: &str| buffer.sources.contains_key(&(node.to_owned(), Some(0)));
+        assert!(has("node 49") && has("node 60") && !has("node 50") && !has("node 3"));
     }
 
     #[test]

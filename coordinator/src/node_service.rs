@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use baton_build_info::REVISION;
 use baton_job::{
+    NodeId,
     engine::{AgentRetry, Event},
     ids::Attachment,
     message::{AgentReport, Welcome},
@@ -56,6 +57,7 @@ impl NodeService for NodeApi {
             Err(error) => return Err(bad_hello(&format!("is malformed: {error}"))),
         };
         report_limits::check_node_id(&hello.node).map_err(|problem| bad_hello(&problem))?;
+        report_limits::check_slots(hello.slots).map_err(|problem| bad_hello(&problem))?;
         if let Some(revision) = first.other_revision(REVISION) {
             let node = &hello.node;
             tracing::warn!(%node, revision, ours = REVISION, "another build of the same version; allowed");
@@ -108,6 +110,14 @@ impl NodeService for NodeApi {
     ) -> Result<Response<v1::ShipLogsResponse>, Status> {
         let mut incoming = request.into_inner();
         while let Some(shipped) = incoming.message().await? {
+            for name in [&shipped.node_id, &shipped.agent] {
+                report_limits::check_node_id(&NodeId(name.clone())).map_err(|problem| {
+                    refusal::invalid(
+                        format!("shipped log {problem}"),
+                        [("node_id".to_owned(), problem)],
+                    )
+                })?;
+            }
             self.logs.take(shipped);
         }
         Ok(Response::new(v1::ShipLogsResponse {}))

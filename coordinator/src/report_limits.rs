@@ -1,6 +1,6 @@
 //! Limits on the texts that agents send. Some are stored in the journal, and all are shown to people.
 
-use baton_job::{NodeId, message::AgentReport};
+use baton_job::{NodeId, message::AgentReport, plan::MAX_LOCAL_RANKS};
 use baton_proto::v1::Frame;
 use serde_json::{Map, Value};
 
@@ -28,6 +28,15 @@ pub(crate) fn check_node_id(NodeId(name): &NodeId) -> Result<(), String> {
         len => Err(format!(
             "names a node with {len} bytes, and at most {MAX_NODE_ID_LEN} are allowed: give a shorter --node-id"
         )),
+    }
+}
+
+/// Checks the number of ranks that an agent offers; the error is the rest of a sentence about the hello.
+pub(crate) fn check_slots(slots: u32) -> Result<(), String> {
+    match slots {
+        0 => Err("offers no ranks".to_owned()),
+        1..=MAX_LOCAL_RANKS => Ok(()),
+        _ => Err(format!("offers {slots} ranks, and at most {MAX_LOCAL_RANKS} are allowed")),
     }
 }
 
@@ -109,6 +118,13 @@ mod tests {
         let metrics = metrics.collect();
         let report = of_rank(RankReport::Stepped(StepReport { metrics, ..StepReport::default() }));
         assert_eq!(read_back(&report), report);
+    }
+
+    #[test]
+    fn an_agent_may_offer_as_many_ranks_as_its_flag_allows() {
+        assert_eq!((check_slots(1), check_slots(MAX_LOCAL_RANKS)), (Ok(()), Ok(())));
+        assert_eq!(check_slots(0), Err("offers no ranks".to_owned()));
+        assert!(check_slots(u32::MAX).unwrap_err().contains("at most 1024"));
     }
 
     #[test]

@@ -41,7 +41,8 @@ use tonic::{
 };
 
 pub use processes::{
-    ProcessExit, announce_end, binary, children, descendants, interrupt, kill, stop, terminate,
+    ProcessExit, announce_end, binary, children, descendants, hang_up, interrupt, kill, stop,
+    terminate,
 };
 
 /// Longest wait for a single event. Generous, because test machines are shared; it matters only if something is broken.
@@ -217,7 +218,22 @@ impl Cluster {
 
     /// Starts `baton up` with two ranks; [`log`](Self::log) finds its log by the name `up`.
     pub fn up(&self, flags: &[String], environment: &[(&str, &Path)]) -> Child {
-        let mut command = Command::new(binary("baton"));
+        self.start_up(Command::new(binary("baton")), flags, environment)
+    }
+
+    /// As [`up`](Self::up), but like `nohup` it ignores that its terminal is closed.
+    pub fn up_by_nohup(&self) -> Child {
+        let mut command = Command::new("nohup");
+        command.arg(binary("baton"));
+        self.start_up(command, &[], &[])
+    }
+
+    fn start_up(
+        &self,
+        mut command: Command,
+        flags: &[String],
+        environment: &[(&str, &Path)],
+    ) -> Child {
         command.arg("up").arg(self.recipe()).arg("--run-dir").arg(self.run_dir());
         command.args(["--ranks", "2", "--listen", "127.0.0.1:0"]).args(flags);
         for entry in &self.overrides {

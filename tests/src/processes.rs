@@ -71,6 +71,11 @@ pub fn terminate(pid: u32) {
     kill_process(raw(pid), Signal::TERM).expect("it can be signalled");
 }
 
+/// Sends SIGHUP, as the kernel does when a terminal is closed.
+pub fn hang_up(pid: u32) {
+    kill_process(raw(pid), Signal::HUP).expect("it can be signalled");
+}
+
 /// Sends SIGUSR1, with which Slurm can announce that a job's time limit is near.
 pub fn announce_end(pid: u32) {
     kill_process(raw(pid), Signal::USR1).expect("it can be signalled");

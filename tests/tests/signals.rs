@@ -7,13 +7,14 @@ use std::{fs, process::ExitStatus};
 use baton_job::exit;
 use baton_proto::v1::watch_events_response::Kind;
 use baton_tests::{
-    Cluster, ProcessExit, announce_end, children, descendants, in_time, interrupt, kill, stop,
+    Cluster, ProcessExit, announce_end, children, descendants, hang_up, in_time, interrupt, kill,
+    stop,
 };
 use tokio::process::Child;
 
 #[tokio::test]
-async fn sigint_and_sigusr1_to_an_agent_save_and_stop_with_the_same_bits() {
-    for name in ["SIGINT", "SIGUSR1"] {
+async fn sigint_sigusr1_and_sighup_to_an_agent_save_and_stop_with_the_same_bits() {
+    for name in ["SIGINT", "SIGUSR1", "SIGHUP"] {
         let mut cluster = Cluster::endless();
         cluster.start_coordinator(&[]).await;
         cluster.start_agent("node", 2);
@@ -21,10 +22,10 @@ async fn sigint_and_sigusr1_to_an_agent_save_and_stop_with_the_same_bits() {
         events.saved_at(30).await;
 
         let agent = cluster.agent_pid(0);
-        if name == "SIGINT" {
-            interrupt(agent)
-        } else {
-            announce_end(agent)
+        match name {
+            "SIGINT" => interrupt(agent),
+            "SIGUSR1" => announce_end(agent),
+            _ => hang_up(agent),
         }
 
         let begins = events.next_of(Kind::Draining).await;
@@ -39,6 +40,24 @@ async fn sigint_and_sigusr1_to_an_agent_save_and_stop_with_the_same_bits() {
 
 async fn end_of(up: &mut Child) -> ExitStatus {
     in_time("`baton up` ends", up.wait()).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_job_started_by_nohup_outlives_its_terminal() {
+    let mut cluster = Cluster::endless();
+    let mut up = cluster.up_by_nohup();
+    cluster.served_by(&up).await;
+    let mut events = cluster.events().await;
+    let before = events.saved_at(10).await.step();
+    // As the kernel does: all processes of the terminal get it.
+    descendants(up.id().unwrap()).into_iter().for_each(hang_up);
+    events.saved_at(before + 40).await;
+    interrupt(up.id().unwrap());
+    let drained = end_of(&mut up).await;
+    let log = cluster.log("up");
+    assert_eq!(drained.code(), Some(i32::from(exit::DRAINED)), "{log}");
+    assert!(!log.contains("SIGHUP"), "{log}");
+    cluster.assert_undisturbed_bits().await;
 }
 
 /// The process id of a child of `baton up`.

@@ -109,13 +109,22 @@ impl TlsFiles {
     /// # Errors
     /// A file cannot be read or is invalid.
     pub fn credentials(&self, token: Option<&Token>) -> Result<ClientCredentials, Error> {
+        let read = |file: &Path, source: &str| {
+            read(file).map_err(|Error(problem)| Error(format!("{source}: {problem}")))
+        };
         let tls = match &self.tls_ca {
-            Some(ca) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(ca)?)),
+            Some(ca) => {
+                let ca = read(ca, "--tls-ca or BATON_TLS_CA")?;
+                ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca))
+            }
             None => ClientTlsConfig::new().with_native_roots(),
         };
         let tls = match (&self.client_cert, &self.client_key) {
             (Some(cert), Some(key)) => {
-                let identity = Identity::from_pem(read(cert)?, read(key)?);
+                let identity = Identity::from_pem(
+                    read(cert, "--client-cert or BATON_TLS_CERT")?,
+                    read(key, "--client-key or BATON_TLS_KEY")?,
+                );
                 check_identity(&identity).map_err(|problem| {
                     let (cert, key) = (cert.display(), key.display());
                     Error(format!(
@@ -170,7 +179,9 @@ impl ClientFiles {
         let text = variable(TOKEN_VARIABLE).filter(|text| !text.is_empty());
         let with_name = |Error(problem)| Error(format!("{TOKEN_VARIABLE}: {problem}"));
         let token = match (&self.token_file, text) {
-            (Some(file), _) => Some(Token::read(file)?),
+            (Some(file), _) => Some(Token::read(file).map_err(|Error(problem)| {
+                Error(format!("--token-file or BATON_TOKEN_FILE: {problem}"))
+            })?),
             (None, Some(text)) => Some(Token::new(&text).map_err(with_name)?),
             (None, None) => None,
         };

@@ -18,6 +18,9 @@ use tokio::process::Command;
 
 use crate::failure::{bad_input, failed};
 
+/// Ends a process that writes more to a file than it may.
+const SIGXFSZ: i32 = 25;
+
 /// How a process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Exit {
@@ -38,6 +41,9 @@ impl fmt::Display for Exit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Code(code) => write!(f, "ended with exit code {code}"),
+            Self::Signal(SIGXFSZ) => {
+                write!(f, "was ended by signal {SIGXFSZ}: a file reached the limit of `ulimit -f`")
+            }
             Self::Signal(signal) => write!(f, "was ended by signal {signal}"),
         }
     }

@@ -215,6 +215,28 @@ fn an_export_never_replaces_a_pipe_or_a_device() {
 }
 
 #[test]
+fn an_export_replaces_only_exports() {
+    let test = samples::run();
+    let folder = test.folder.path();
+    let export = |out: &str| baton(&test, &["export", "--dir", ".", "--out", out]).0;
+    assert_eq!((export("out.safetensors"), export("out.safetensors")), (0, 0));
+    fs::write(folder.join("journal.redb"), "redb").unwrap();
+    fs::create_dir(folder.join("model")).unwrap();
+    fs::write(folder.join("model/config.json"), "{}").unwrap();
+    fs::copy(folder.join("out.safetensors"), folder.join("model/model.safetensors")).unwrap();
+    for (out, expected) in [
+        ("journal.redb", "exists and is not a file of weights"),
+        ("model/model.safetensors", "it is a file of the model in model: give another path"),
+    ] {
+        let before = fs::read(folder.join(out)).unwrap();
+        let error = rejected(&test, 2, &["export", "--dir", ".", "--out", out]);
+        assert!(error.contains(expected), "{error}");
+        assert!(fs::read(folder.join(out)).unwrap() == before);
+    }
+    assert_eq!(export("model/adapter.safetensors"), 0);
+}
+
+#[test]
 fn an_export_never_replaces_a_file_of_a_checkpoint() {
     let test = samples::run();
     let out = "step-0000000110-gen-000002/manifest.json";

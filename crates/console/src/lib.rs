@@ -9,6 +9,7 @@
 //! | [`clean`] | untrusted text, made safe for a terminal |
 //! | [`recipe`] | recipe files, by path or by name |
 //! | [`programs`] | finds the other programs of Baton |
+//! | [`signals`] | signals that this process was started to ignore |
 //! | [`Samples`], [`mean_tokens`] | how many samples a training set has, and how long its texts are |
 
 #![forbid(unsafe_code)]
@@ -21,5 +22,6 @@ pub mod output;
 pub mod programs;
 pub mod recipe;
 mod samples;
+pub mod signals;
 
 pub use self::samples::{Samples, mean_tokens};

@@ -10,7 +10,7 @@ use std::{
 };
 
 use crate::{
-    Beton, Decoder, Error, SampleFault,
+    Beton, Decoder, Error, SampleFault, TextColumn,
     beton::{ArrayColumn, BytesColumn, FieldType, FloatColumn, ImageColumn},
 };
 
@@ -21,6 +21,8 @@ const CHUNK_SAMPLES: u64 = 64;
 pub struct Verifier<'a> {
     beton: &'a Beton,
     columns: Vec<Column>,
+    /// Tokens and labels, if the file has texts for language models.
+    texts: Option<TextColumn>,
     faults: Vec<Error>,
 }
 
@@ -57,7 +59,7 @@ impl<'a> Verifier<'a> {
                 }
             });
         }
-        Ok(Self { beton, columns, faults })
+        Ok(Self { beton, columns, texts: TextColumn::find(beton).ok(), faults })
     }
 
     /// Faults found in the rows and the allocation table.
@@ -66,8 +68,8 @@ impl<'a> Verifier<'a> {
         &self.faults
     }
 
-    /// Reads all values of a sample: images are decoded, JSON texts parsed, and floating-point numbers must be finite
-    /// as f32, the type used in training.
+    /// Reads all values of a sample: images are decoded, JSON texts parsed, floating-point numbers must be finite as f32,
+    /// the type used in training, and tokens, labels and numbers of a text must fit each other.
     ///
     /// # Errors
     /// The first invalid value.
@@ -98,6 +100,10 @@ impl<'a> Verifier<'a> {
                     self.beton.array_as_f32(column, sample, buffer, values)?;
                 }
             }
+        }
+        if let Some(texts) = &self.texts {
+            let VerifyBuffers { buffer, tokens, labels, .. } = buffers;
+            texts.read(self.beton, sample, buffer, (tokens, labels))?;
         }
         Ok(())
     }
@@ -151,6 +157,8 @@ pub struct VerifyBuffers {
     decoder: Decoder,
     buffer: Vec<u8>,
     values: Vec<f32>,
+    tokens: Vec<i64>,
+    labels: Vec<i64>,
 }
 
 impl VerifyBuffers {
@@ -159,6 +167,12 @@ impl VerifyBuffers {
     /// # Errors
     /// libjpeg-turbo cannot be initialised.
     pub fn new() -> Result<Self, Error> {
-        Ok(Self { decoder: Decoder::new()?, buffer: Vec::new(), values: Vec::new() })
+        Ok(Self {
+            decoder: Decoder::new()?,
+            buffer: Vec::new(),
+            values: Vec::new(),
+            tokens: Vec::new(),
+            labels: Vec::new(),
+        })
     }
 }

@@ -10,6 +10,9 @@ use crate::ids::{LocalRank, NodeId, Rank};
 /// norm). `crates/trainer/src/learner.rs` defines their order.
 pub const GRADIENT_TAIL_LEN: u64 = 9;
 
+/// Most ranks of a node.
+pub const MAX_LOCAL_RANKS: u32 = 1024;
+
 /// A node that can take ranks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Offer {

@@ -62,7 +62,7 @@ impl NewFolder {
             Ok(lock)
         };
         let lock = create().map_err(|error: io::Error| match error.kind() {
-            io::ErrorKind::NotFound => Error::new(
+            io::ErrorKind::NotFound if !parent.exists() => Error::new(
                 target,
                 format!("cannot be created: create the folder {} first", parent.display()),
             ),

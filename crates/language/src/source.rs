@@ -14,7 +14,10 @@ use baton_model::Float;
 use safetensors::{Dtype, tensor::Metadata as Header};
 use serde_json::Value;
 
-use crate::{Error, decoder::BaseTensor};
+use crate::{
+    Error,
+    decoder::{BaseTensor, HEAD},
+};
 
 /// The tensors of a model's files.
 #[derive(Debug)]
@@ -107,10 +110,10 @@ impl WeightSource {
         self.tensors.get(name)?.float()
     }
 
-    /// Checks that the files have all tensors that a model needs, in these shapes.
+    /// Checks that the files have all tensors that a model needs, in these shapes, and no other ones.
     ///
     /// # Errors
-    /// The first missing tensor, or one of another shape or an unsupported type.
+    /// The first missing or superfluous tensor, or one of another shape or an unsupported type.
     pub fn check(&self, expected: &[BaseTensor]) -> Result<(), Error> {
         for BaseTensor { name, shape } in expected {
             let Some(location) = self.tensors.get(name) else {
@@ -146,7 +149,19 @@ impl WeightSource {
                 ));
             }
         }
-        Ok(())
+        let is_known = |name: &str| expected.iter().any(|tensor| tensor.name == name);
+        // A head that is tied to the embedding may be stored nevertheless, and so may constants of older versions.
+        let is_harmless = |name: &str| name == HEAD || name.ends_with(".rotary_emb.inv_freq");
+        let other = self.tensors.iter().find(|(name, _)| !is_known(name) && !is_harmless(name));
+        match other {
+            None => Ok(()),
+            Some((name, location)) => Err(Error::new(
+                &self.files[location.file].0,
+                format!(
+                    "has a tensor {name}, which its config.json does not use: do they belong to the same model?"
+                ),
+            )),
+        }
     }
 
     /// The format and the bytes of a tensor, little-endian.

@@ -208,6 +208,10 @@ fn files_that_do_not_fit_their_description_are_refused() {
     write_weights(&weights, &decoder, 1, |name| name != FINAL_NORM);
     assert!(error(&spec).contains("has no tensor model.norm.weight"), "{}", error(&spec));
     write_model(folder, &config_of("llama"), 1);
+    let fewer = changed("llama", json!({"num_hidden_layers": 1})).to_string();
+    fs::write(folder.join("config.json"), fewer).unwrap();
+    let expected = "model.safetensors has a tensor model.layers.1.input_layernorm.weight, which its config.json does not use";
+    assert!(error(&spec).contains(expected), "{}", error(&spec));
     let wider = changed("llama", json!({"intermediate_size": 41})).to_string();
     fs::write(folder.join("config.json"), wider).unwrap();
     let expected = "has model.layers.0.mlp.gate_proj.weight of shape [40, 24], but config.json requires [41, 24]";

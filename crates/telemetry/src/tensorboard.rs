@@ -44,13 +44,13 @@ enum EventContent {
     #[prost(string, tag = "3")]
     FileVersion(String),
     #[prost(message, tag = "5")]
-    Summary(Summary),
+    Summary(EventSummary),
     #[prost(message, tag = "7")]
     SessionLog(SessionLog),
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Summary {
+struct EventSummary {
     #[prost(message, repeated, tag = "1")]
     values: Vec<SummaryValue>,
 }
@@ -90,13 +90,13 @@ struct TextTensor {
     #[prost(int32, tag = "1")]
     dtype: i32,
     #[prost(message, optional, tag = "2")]
-    shape: Option<TensorShape>,
+    shape: Option<TextTensorShape>,
     #[prost(string, repeated, tag = "8")]
     texts: Vec<String>,
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct TensorShape {
+struct TextTensorShape {
     #[prost(message, repeated, tag = "2")]
     dims: Vec<TensorDim>,
 }
@@ -240,7 +240,7 @@ fn evaluation(evaluated: &EvaluatedStep) -> EventContent {
         metrics.map(move |one| (format!("{part}{weights}/{}", one.name), one.value))
     });
     let texts = (!evaluated.texts.is_empty()).then(|| texts(part, &evaluated.texts));
-    EventContent::Summary(Summary { values: metrics.map(scalar).chain(texts).collect() })
+    EventContent::Summary(EventSummary { values: metrics.map(scalar).chain(texts).collect() })
 }
 
 /// Texts that a language model wrote, for TensorBoard's page of texts, which reads them as Markdown.
@@ -258,7 +258,7 @@ fn texts(part: &str, texts: &[GeneratedText]) -> SummaryValue {
     SummaryValue {
         tag: format!("{part}/texts"),
         simple_value: None,
-        tensor: Some(TextTensor { dtype: STRING, shape: Some(TensorShape { dims }), texts }),
+        tensor: Some(TextTensor { dtype: STRING, shape: Some(TextTensorShape { dims }), texts }),
         metadata: Some(SummaryMetadata {
             plugin: Some(PluginData { name: "text".to_owned() }),
             data_class: TENSOR,
@@ -271,7 +271,7 @@ fn scalar((tag, value): (String, f64)) -> SummaryValue {
 }
 
 fn scalars(values: impl IntoIterator<Item = (String, f64)>) -> EventContent {
-    EventContent::Summary(Summary { values: values.into_iter().map(scalar).collect() })
+    EventContent::Summary(EventSummary { values: values.into_iter().map(scalar).collect() })
 }
 
 /// The record with this content.

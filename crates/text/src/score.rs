@@ -14,7 +14,7 @@ const MAX_ORDER: usize = 4;
 
 /// What BLEU counts over texts and their references.
 #[derive(Clone, Copy, Debug, Default)]
-struct Counts {
+struct NgramCounts {
     /// n-grams of the texts that are in their reference, for each n.
     matching: [u64; MAX_ORDER],
     /// n-grams of the texts.
@@ -26,14 +26,14 @@ struct Counts {
 /// BLEU of texts, each with its reference, 0..100. Over all of them together: it is not the mean of each text's.
 #[must_use]
 pub fn bleu<'a>(pairs: impl IntoIterator<Item = (&'a str, &'a str)>) -> f64 {
-    let mut counts = Counts::default();
+    let mut counts = NgramCounts::default();
     for (text, reference) in pairs {
         counts.add(&tokens(text), &tokens(reference));
     }
     counts.bleu()
 }
 
-impl Counts {
+impl NgramCounts {
     fn add(&mut self, text: &[String], reference: &[String]) {
         self.text_tokens += text.len() as u64;
         self.reference_tokens += reference.len() as u64;
@@ -109,9 +109,9 @@ fn tokens(text: &str) -> Vec<String> {
 /// must have a statement and no syntax error, as `ast.parse` finds it.
 #[must_use]
 pub fn is_valid_python(text: &str) -> bool {
-    static BLOCK: LazyLock<Option<Regex>> =
+    static CODE_BLOCK: LazyLock<Option<Regex>> =
         LazyLock::new(|| Regex::new(r"(?s)```[a-zA-Z0-9]*\n(.*?)(?:```|\z)").ok());
-    let block = BLOCK.as_ref().and_then(|block| block.captures(text)?.get(1));
+    let block = CODE_BLOCK.as_ref().and_then(|block| block.captures(text)?.get(1));
     let code = at_left_margin(block.map_or(text, |block| block.as_str()));
     parse_module(&code).is_ok_and(|module| !module.syntax().body.is_empty())
 }

@@ -12,7 +12,7 @@ use baton_job::{
 };
 use baton_recipe::Step;
 
-use crate::evaluation::Amount;
+use crate::evaluation::EvaluationAmount;
 
 /// The current activity: the step loop writes it, another thread reads it.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ struct ActivityState {
     /// Moving average of the time of one update without collective operations, seconds.
     own_step_seconds: f64,
     /// The evaluation in progress: what all ranks have done, all of it, and its start.
-    evaluation: Option<(Amount, Amount, Instant)>,
+    evaluation: Option<(EvaluationAmount, EvaluationAmount, Instant)>,
 }
 
 /// Weight of the newest update in the moving average of step times.
@@ -98,7 +98,10 @@ impl SharedActivity {
     }
 
     /// Sets the progress of an evaluation: what is done, all of it, and when it began. `None` ends it.
-    pub(crate) fn evaluating(&self, progress: Option<(Amount, Amount, Instant)>) {
+    pub(crate) fn evaluating(
+        &self,
+        progress: Option<(EvaluationAmount, EvaluationAmount, Instant)>,
+    ) {
         self.lock().evaluation = progress;
     }
 

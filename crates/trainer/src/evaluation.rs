@@ -55,18 +55,18 @@ struct Ballot {
     /// This rank has evaluated all of its batches.
     done: bool,
     /// What this rank has done.
-    amount: Amount,
+    amount: EvaluationAmount,
 }
 
 /// How much of an evaluation is done, or is to be done.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Amount {
+pub(crate) struct EvaluationAmount {
     pub(crate) samples: u64,
     /// Texts that a language model writes.
     pub(crate) texts: u64,
 }
 
-impl Amount {
+impl EvaluationAmount {
     fn plus(self, other: Self) -> Self {
         Self { samples: self.samples + other.samples, texts: self.texts + other.texts }
     }
@@ -76,7 +76,7 @@ impl Amount {
 type NumberedEvaluations = (u64, Vec<BatchEvaluation>);
 
 /// A text that the model wrote, and the position of its weights among the evaluated kinds.
-type WrittenText = (usize, GeneratedText);
+type TextOfWeights = (usize, GeneratedText);
 
 /// The votes of all ranks during an evaluation. All ranks vote equally often, each whenever it can.
 struct Voting<'a> {
@@ -84,7 +84,7 @@ struct Voting<'a> {
     controls: &'a Controls,
     last: Instant,
     /// All of the evaluation, and when it began.
-    total: Amount,
+    total: EvaluationAmount,
     began: Instant,
 }
 
@@ -106,13 +106,14 @@ impl Voting<'_> {
     fn vote(
         &mut self,
         saver: &mut Saver,
-        amount: Amount,
+        amount: EvaluationAmount,
         done: bool,
     ) -> Result<Option<(Votes, Interruption)>, Error> {
         let ballot = Ballot { votes: self.controls.vote(saver.is_busy()), done, amount };
         let ballots = gather(self.collective, &ballot)?;
         self.last = Instant::now();
-        let all = ballots.iter().fold(Amount::default(), |all, ballot| all.plus(ballot.amount));
+        let all =
+            ballots.iter().fold(EvaluationAmount::default(), |all, ballot| all.plus(ballot.amount));
         self.controls.activity().evaluating(Some((all, self.total, self.began)));
         let all_done = ballots.iter().all(|ballot| ballot.done);
         let votes = ballots.into_iter().fold(Votes::default(), |all, one| all.or(one.votes));
@@ -133,11 +134,11 @@ struct Share<N: Iterator<Item = u64>> {
     /// Number of validation batches; those after them are for texts.
     batches: u64,
     evaluated: Vec<NumberedEvaluations>,
-    texts: Vec<WrittenText>,
+    texts: Vec<TextOfWeights>,
     /// How much is in `evaluated` and `texts`.
-    done: Amount,
+    done: EvaluationAmount,
     /// What all ranks do together, and when they began.
-    total: Amount,
+    total: EvaluationAmount,
     began: Instant,
 }
 
@@ -170,8 +171,8 @@ impl<L: Learner> Trainer<L> {
             batches,
             evaluated: Vec::new(),
             texts: Vec::new(),
-            done: Amount::default(),
-            total: Amount {
+            done: EvaluationAmount::default(),
+            total: EvaluationAmount {
                 samples: self.job.inputs.val_samples(extent),
                 texts: self.job.inputs.texts(extent),
             },
@@ -288,7 +289,7 @@ fn evaluations_bytes((_, evaluations): &NumberedEvaluations) -> usize {
 }
 
 /// Most bytes of a text as JSON: a character may be written as `\u001f`.
-fn text_bytes((_, text): &WrittenText) -> usize {
+fn text_bytes((_, text): &TextOfWeights) -> usize {
     512 + 6 * (text.prompt.len() + text.reference.len() + text.text.len())
 }
 

@@ -25,6 +25,7 @@ use baton_job::{
     exit::{Failure, Outcome, bad_input, crash},
     message::{RankCommand, Welcome},
     parse_seconds,
+    plan::MAX_LOCAL_RANKS,
     session::{Action, Event, Policy, Session},
 };
 use baton_recipe::{JobSpec, spec::DeviceChoice};
@@ -48,7 +49,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     access: ClientFiles,
     /// Ranks to offer; by default one per GPU (or MIG part of a GPU), and one on a machine without GPUs.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_LOCAL_RANKS)))]
     ranks: Option<u32>,
     /// Name of this node, unique in the job; by default the host name.
     #[arg(long, value_name = "NAME")]

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use baton_console::signals::is_ignored;
 use baton_imds::{InterruptionNotice, NoticeSource, Settings};
 use baton_job::{
     Time,
@@ -22,7 +23,8 @@ const DRAIN_FILE_POLL_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Forwards each shutdown signal to the agent's loop: this node must leave. Ranks ignore these signals.
 pub(super) fn forward_signals(queue: InputQueue) -> Result<(), Failure> {
-    for (signal, name) in SHUTDOWN_SIGNALS {
+    // `nohup baton-worker agent` outlives its terminal.
+    for (signal, name) in SHUTDOWN_SIGNALS.into_iter().filter(|(signal, _)| !is_ignored(*signal)) {
         let mut signals = unix::signal(SignalKind::from_raw(signal))
             .map_err(|error| crash(format!("cannot listen for {name}: {error}")))?;
         let queue = queue.clone();

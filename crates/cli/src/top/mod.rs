@@ -88,9 +88,14 @@ pub(crate) async fn run(args: Args) -> Result<(), Failure> {
     // Initialized before reading keys. From here on, a panic restores the terminal too.
     let terminal = ratatui::try_init();
     let shown = match terminal {
-        Ok(terminal) => {
+        Ok(mut terminal) => {
             keys(queue.clone());
-            show(terminal, state, &coordinator, &queue, inputs).await
+            let shown = show(&mut terminal, state, &coordinator, &queue, inputs).await;
+            if terminal.show_cursor().is_err() {
+                // The terminal is gone. Its drop would print that, and panic if standard error is gone too.
+                std::mem::forget(terminal);
+            }
+            shown
         }
         Err(error) => Err(error),
     };
@@ -100,7 +105,7 @@ pub(crate) async fn run(args: Args) -> Result<(), Failure> {
 
 /// Handles inputs, draws frames and sends requests until the user quits.
 async fn show(
-    mut terminal: DefaultTerminal,
+    terminal: &mut DefaultTerminal,
     mut state: State,
     coordinator: &Coordinator,
     queue: &Sender<Input>,

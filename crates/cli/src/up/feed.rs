@@ -2,6 +2,7 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use baton_console::signals::is_ignored;
 use baton_job::exit::Failure;
 use baton_proto::v1::{GetStatusResponse, WatchEventsResponse};
 use tokio::{
@@ -101,6 +102,8 @@ pub(super) fn signals(queue: &Queue) -> Result<(), Failure> {
         (SignalKind::terminate(), "SIGTERM"),
         (SignalKind::hangup(), "SIGHUP"),
     ];
+    // `nohup baton up` outlives its terminal.
+    let kinds = kinds.into_iter().filter(|(kind, _)| !is_ignored(kind.as_raw_value()));
     for (kind, name) in kinds {
         let mut signals =
             signal(kind).map_err(|error| failed(format!("cannot handle {name}: {error}")))?;

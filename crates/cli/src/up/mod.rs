@@ -19,6 +19,7 @@ use baton_access::{AccessRole, ServerFiles, TOKEN_VARIABLE, TlsFiles, Token, tok
 use baton_job::{
     Time,
     exit::{self, Failure, Outcome},
+    plan::MAX_LOCAL_RANKS,
 };
 use baton_proto::v1::{self, GetStatusResponse};
 use baton_recipe::JobSpec;
@@ -59,7 +60,7 @@ pub(crate) struct Args {
     #[arg(value_name = "RECIPE")]
     recipe: PathBuf,
     /// Number of ranks [default: one per GPU, or one without a GPU]
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_LOCAL_RANKS)))]
     ranks: Option<u32>,
     /// Change one value of the recipe, e.g. --set train.epochs=3; may be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]

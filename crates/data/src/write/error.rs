@@ -36,6 +36,12 @@ pub enum Error {
         /// The path as given.
         path: PathBuf,
     },
+    /// The target exists and is another kind of file.
+    #[error("{} exists and is not a .beton file: remove it, or give another path", path.display())]
+    OtherFile {
+        /// The path as given.
+        path: PathBuf,
+    },
     /// The fields cannot be stored.
     #[error("field \"{name}\": {reason}")]
     Field {

@@ -3,8 +3,9 @@
 use std::{path::Path, sync::Arc};
 
 use baton_data::{
-    Batch, Dataset, Error, Inputs, LABELS_FIELD, LARGEST_FIELD, Labels, Loader, Options,
+    Batch, Beton, Dataset, Error, Inputs, LABELS_FIELD, LARGEST_FIELD, Labels, Loader, Options,
     PREDICTED_FIELD, Preprocessing, Request, Source, TOKENS_FIELD, TextSize,
+    verify::Verifier,
     write::{Error as WriteError, Field, FieldKind, TextWriter, Value, Writer},
 };
 use baton_recipe::spec::Resize;
@@ -112,6 +113,46 @@ fn a_text_whose_fields_contradict_each_other_is_refused() {
     ] {
         assert!(refused.contains("run `baton data tokenize` again"), "{refused}");
     }
+}
+
+#[test]
+fn verification_finds_damaged_tokens() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("set.beton");
+    let mut writer = TextWriter::create(&path, 3).unwrap();
+    for token in [700_001, 700_002, 700_003] {
+        writer.push(&[5, token, 7], &[-100, -100, 7]).unwrap();
+    }
+    writer.finish().unwrap();
+    let faults = || {
+        let beton = Beton::open(&path).unwrap();
+        let faults = Verifier::new(&beton).unwrap().check_all(1, |_| {});
+        faults.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert!(faults().is_empty());
+    let mut bytes = std::fs::read(&path).unwrap();
+    let token = 700_002_u32.to_le_bytes();
+    let at: Vec<usize> = (0..bytes.len() - 4).filter(|at| bytes[*at..at + 4] == token).collect();
+    // In the row as the largest token too.
+    let last = *at.last().unwrap();
+    bytes[last..last + 4].copy_from_slice(&800_000_u32.to_le_bytes());
+    std::fs::write(&path, bytes).unwrap();
+    let found = faults();
+    assert!(found.len() == 1 && found[0].contains("sample 1"), "{found:?}");
+}
+
+#[test]
+fn another_kind_of_file_is_not_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("tokenizer.json");
+    std::fs::write(&path, "{}").unwrap();
+    let error = TextWriter::create(&path, 1).err().unwrap().to_string();
+    assert!(error.ends_with(
+        "tokenizer.json exists and is not a .beton file: remove it, or give another path"
+    ));
+    std::fs::write(&path, "").unwrap();
+    write(&path);
+    write(&path);
 }
 
 #[test]

@@ -3,12 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use baton_checkpoint::{
-    Float, MANIFEST, Manifest, Store,
+    Float, MANIFEST, Manifest, Store, check_weights_file,
     export::{Weights, safetensors_as},
 };
 use baton_job::exit::Failure;
 use baton_language::{
     NewFolder,
+    model::CONFIG,
     peft::{ADAPTER_CONFIG, ADAPTER_WEIGHTS, adapter_config},
 };
 
@@ -70,6 +71,27 @@ fn refuse_file_of_checkpoint(out: &Path) -> Result<(), Failure> {
     folder.map_or(Ok(()), |folder| {
         let (out, folder) = (out.display(), folder.display());
         Err(bad_input(format!("{out}: {folder} is a checkpoint: give a path outside of it")))
+    })
+}
+
+/// Refuses to replace a file that is in use as something else: that of a model, or one that has no weights.
+fn refuse_other_file(out: &Path) -> Result<(), Failure> {
+    if !out.exists() {
+        return Ok(());
+    }
+    let folder = out.parent().unwrap_or(Path::new(""));
+    if folder.join(CONFIG).exists() {
+        let folder = folder.display();
+        return Err(bad_input(format!(
+            "{}: it is a file of the model in {folder}: give another path",
+            out.display()
+        )));
+    }
+    check_weights_file(out).map_err(|_| {
+        bad_input(format!(
+            "{} exists and is not a file of weights: remove it, or give another path",
+            out.display()
+        ))
     })
 }
 
@@ -137,6 +159,7 @@ fn target(args: &Args) -> Result<ExportTarget, Failure> {
         (Some(out), _) => {
             refuse_special_file(out)?;
             refuse_file_of_checkpoint(out)?;
+            refuse_other_file(out)?;
             Ok(ExportTarget::File(out.clone()))
         }
         (None, Some(folder)) => Ok(ExportTarget::Peft(folder.clone())),

@@ -631,9 +631,20 @@ fn value(
     };
     let read = || {
         let values = Tensor::f_from_data_size(&bytes, &shape_of(tensor), stored)?;
-        values.f_to_kind(kind)?.f_to_device(device)
+        let values = values.f_to_kind(kind)?.f_to_device(device)?;
+        // It needs no memory, unlike a test of each value.
+        let sum = values.f_sum(Kind::Float)?.f_double_value(&[])?;
+        Ok((values, sum))
     };
-    read().during("read the model's weights")
+    let (values, sum) = read().during("read the model's weights")?;
+    match sum.is_finite() {
+        true => Ok(values),
+        false => Err(Error::Recipe(format!(
+            "model.path: {} has values that are not finite numbers as {kind:?}: download the model again, or set \
+             precision.compute = \"bf16\" or \"fp32\" if it is fp16",
+            tensor.name
+        ))),
+    }
 }
 
 fn recipe(error: &baton_language::Error) -> Error {

@@ -437,4 +437,14 @@ fn what_does_not_fit_the_model_is_refused_with_its_key() {
         let error = open(folder.path(), &[change]).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
+    let file = folder.path().join("model.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let end = bytes.len();
+    bytes[end - 4..].copy_from_slice(&f32::NAN.to_le_bytes());
+    std::fs::write(&file, bytes).unwrap();
+    for base in ["fp32", "nf4"] {
+        let change = format!("adapter.base='{base}'");
+        let error = open(folder.path(), &[&change]).unwrap_err().to_string();
+        assert!(error.contains("finite") && error.contains("download the model again"), "{error}");
+    }
 }
