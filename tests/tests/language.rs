@@ -19,8 +19,11 @@ async fn adapters_end_with_the_same_bits_on_any_number_of_ranks() {
     let files = Files::new();
     files.write_tokenizer();
     // Several batches, so that every rank writes texts.
-    let texts = "evaluation={ batch=4, generate={ samples=8, max_tokens=6, syntax='python' } }";
-    let short = || files.train(Cluster::new()).set("train.epochs=9").set(texts);
+    let texts = "evaluation.generate={ samples=8, max_tokens=6, syntax='python' }";
+    let short = || {
+        let cluster = files.train(Cluster::new()).set("train.epochs=9");
+        cluster.set("evaluation.batch=4").set(texts)
+    };
     let mut alone = short();
     let one = alone.run_to_the_end(1).await;
     let written = texts_of(&alone);

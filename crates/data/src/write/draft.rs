@@ -3,15 +3,12 @@
 use std::{
     ffi::OsString,
     fs::{self, File, OpenOptions},
-    io::{self, Read, Seek, SeekFrom, Write},
+    io::{self, Seek, SeekFrom, Write},
     path::{Path, PathBuf},
 };
 
 use super::Error;
-use crate::{
-    beton::VERSION,
-    file::{is_at, try_lock},
-};
+use crate::file::{is_at, try_lock};
 
 /// A file being written: `.NAME.draft` in the folder of its target, locked by this process. If it is dropped
 /// unfinished, it is removed; if a killed process left one, the next draft of the same target replaces it.
@@ -32,9 +29,6 @@ impl Draft {
         // The rename would replace a device or a pipe.
         if fs::metadata(target).is_ok_and(|existing| !existing.is_file()) {
             return Err(Error::SpecialFile { path: target.to_owned() });
-        }
-        if is_another_file(target) {
-            return Err(Error::OtherFile { path: target.to_owned() });
         }
         let path = target.with_file_name(name);
         loop {
@@ -100,15 +94,6 @@ pub(super) fn replace(target: &Path, text: &str) -> Result<(), Error> {
 
 pub(super) fn failed(operation: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::Io { operation, path: path.to_owned(), source }
-}
-
-/// Whether a file exists that neither is empty nor begins as a beton file does, such as a tokenizer or a journal.
-fn is_another_file(target: &Path) -> bool {
-    let mut start = [0; 2];
-    match File::open(target).and_then(|mut file| file.read(&mut start)) {
-        Ok(0) | Err(_) => false,
-        Ok(_) => u16::from_le_bytes(start) != VERSION,
-    }
 }
 
 #[cfg(test)]

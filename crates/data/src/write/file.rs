@@ -1,6 +1,6 @@
 //! Writes one beton file, sample by sample.
 
-use std::path::Path;
+use std::{fs::File, io::Read, path::Path};
 
 use super::{
     Error,
@@ -57,7 +57,8 @@ impl Writer {
     /// the pages.
     ///
     /// # Errors
-    /// Fields or page size are invalid, another process writes the same file, or the folder is not writable.
+    /// Fields or page size are invalid, another process writes the same file, the target exists and is another kind of
+    /// file, or the folder is not writable.
     pub fn create(
         target: impl AsRef<Path>,
         fields: Vec<Field>,
@@ -81,7 +82,11 @@ impl Writer {
         let kinds: Vec<_> = fields.iter().map(|field| field.kind.field_type()).collect();
         let (offsets, row_bytes) = row_layout(&kinds);
 
-        let mut draft = Draft::create(target.as_ref())?;
+        let target = target.as_ref();
+        let mut draft = Draft::create(target)?;
+        if is_another_file(target) {
+            return Err(Error::OtherFile { path: target.to_owned() });
+        }
         // The pointer to the table is written last: readers treat 0 as an unfinished file.
         draft.write(&header(fields.len(), page_bytes, planned, 0))?;
         draft.write(&descriptors)?;
@@ -212,4 +217,13 @@ fn header(fields: usize, page_bytes: u32, samples: u64, table_start: u64) -> Vec
     header.extend(samples.to_le_bytes());
     header.extend(table_start.to_le_bytes());
     header
+}
+
+/// Whether a file exists that neither is empty nor begins as a beton file does, such as a tokenizer or a journal.
+fn is_another_file(target: &Path) -> bool {
+    let mut start = [0; 2];
+    match File::open(target).and_then(|mut file| file.read(&mut start)) {
+        Ok(0) | Err(_) => false,
+        Ok(_) => u16::from_le_bytes(start) != VERSION,
+    }
 }
