@@ -74,7 +74,10 @@ impl NodeService for NodeApi {
         let job = served.job.clone();
         tokio::spawn(async move {
             while let Some(Ok(frame)) = incoming.next().await {
-                match report_limits::read(&frame) {
+                let report = report_limits::read(&frame).map_err(|error| error.to_string());
+                let checked =
+                    report.and_then(|report| report_limits::check_report(&report).map(|()| report));
+                match checked {
                     Ok(report) => {
                         let node = node.clone();
                         job.send(Event::Reported { node, attachment, report }.into());

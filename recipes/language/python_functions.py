@@ -15,7 +15,7 @@ import sysconfig
 
 # Tests, tools and packages of others.
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo"}
-BODY = range(30, 600)
+BODY = range(30, 300)
 """Characters of a function's body."""
 DOCSTRING = 300
 """Most characters of a docstring that an instruction shows."""

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fine-tunes SmolLM2-135M-Instruct on functions of Python's standard library, on two CPU cores: about 20 minutes.
+# Fine-tunes SmolLM2-135M-Instruct on functions of Python's standard library, on two CPU cores: about a quarter of an hour.
 #
 #   scripts/lora/run.sh [FLAG...]     flags go to `baton up`, e.g. --set train.epochs=2
 #
@@ -12,9 +12,15 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 scripts/lora/prepare.sh
 programs=$(realpath "${CARGO_TARGET_DIR:-target}")/debug
 recipe=$PWD/recipes/smollm2_lora_cpu.toml
+# Changes of the recipe are for evaluations too.
+settings=() before=
+for word in "$@"; do
+    if [ "$before" = --set ]; then settings+=(--set "$word"); fi
+    before=$word
+done
 cd .lora
 echo "the model itself, on modules that are not trained on:"
-evaluate=("$programs/baton-worker" eval --recipe "$recipe" --data data/functions-val.beton)
+evaluate=("$programs/baton-worker" eval --recipe "$recipe" --data data/functions-val.beton "${settings[@]}")
 "${evaluate[@]}"
 "$programs/baton" up "$recipe" --ranks 2 "$@"
 run=runs/smollm2_lora_cpu

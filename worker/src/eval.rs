@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use baton_access::bounded::{MAX_RECIPE_BYTES, read_text};
 use baton_console::json;
-use baton_data::{Dataset, Loader, Options, Preprocessing, Request, Source};
+use baton_data::{Dataset, Items, Loader, Options, Preprocessing, Request, Source};
 use baton_job::{
     exit::{Failure, bad_input},
     ids::LocalRank,
@@ -65,12 +65,18 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
             "a network has no weights of its own: give them with --weights FILE",
         ));
     }
+    if args.show > 0 && spec.evaluation.generate.is_none() {
+        return Err(bad_input(
+            "--show needs texts: add --set 'evaluation.generate={}' or the section to the recipe",
+        ));
+    }
     let weights = args.weights.as_deref();
     weights.map_or(Ok(()), baton_checkpoint::check_weights_file).map_err(bad_input)?;
     let cache_dir = Source::new("").cache_dir;
     let source = Source::of_recipe(&spec, &args.data, cache_dir);
     let vocabulary = vocabulary(&spec)?;
     let set = Dataset::open(Source { vocabulary, ..source }).map_err(Error::from)?;
+    Items::check(&spec, &args.data, &set).map_err(Error::from)?;
     let device = torch::device::open(&spec, LocalRank(0))?;
     torch::device::set_threads(args.threads);
     let mut learner = TorchLearner::new(&spec, set.input_type(), device)?;

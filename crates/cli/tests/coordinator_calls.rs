@@ -255,8 +255,10 @@ fn a_coordinator_that_leaves_after_the_end_of_its_job_ends_the_watch() {
     fake.update(|state| {
         state.status_refusal = Some(tonic::Status::unavailable("gone"));
         state.events.push(event(8, Kind::Ended, "failed"));
+        state.events.push(event(9, Kind::NodeLost, "node vm left"));
     });
     assert!(next_line(&mut output).contains("failed"));
+    assert!(next_line(&mut output).contains("node vm left"));
     assert_eq!(next_line(&mut output), "");
     assert_eq!(child.wait().unwrap().code(), Some(0), "whatever the outcome is");
 }

@@ -617,6 +617,9 @@ impl Activity {
     }
 }
 
+/// Most texts that a language model wrote in an evaluation which are reported.
+pub const MAX_SHOWN_TEXTS: usize = 3;
+
 /// A text that a language model wrote in an evaluation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GeneratedText {

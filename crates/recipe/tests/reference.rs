@@ -24,7 +24,7 @@ const SAMPLES: [[&str; 2]; 6] = [
 
 /// Changes that belong together, divided by `;`.
 const LANGUAGE_MODEL: &str = "model={ arch='causal_lm', path='model' };loss={ kind='next_token' };data.sequence=64;\
-                              adapter={ rank=8, alpha=16 };evaluation.generate={ syntax='python' }";
+                              adapter={ rank=8, alpha=16 };evaluation.generate={}";
 
 /// A section, or one kind of a section with kinds.
 #[derive(Debug, Default)]

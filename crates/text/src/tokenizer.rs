@@ -20,7 +20,8 @@ use tokenizers::PostProcessorWrapper;
 
 use crate::Error;
 
-const VOCABULARY_FILE: &str = "tokenizer.json";
+/// Name of the file with vocabulary and rules.
+pub const VOCABULARY_FILE: &str = "tokenizer.json";
 const CONFIG_FILE: &str = "tokenizer_config.json";
 const SPECIAL_TOKENS_FILE: &str = "special_tokens_map.json";
 const MODEL_CONFIG_FILE: &str = "config.json";

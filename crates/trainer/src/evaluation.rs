@@ -10,7 +10,7 @@ use std::{
 
 use baton_collectives::{Collective, MAX_GATHERED_BYTES};
 use baton_data::Batch;
-use baton_job::message::{Activity, GeneratedText};
+use baton_job::message::{Activity, GeneratedText, MAX_SHOWN_TEXTS};
 use baton_recipe::{
     JobSpec,
     fit::Fit,
@@ -43,8 +43,6 @@ pub(crate) struct Evaluated {
     pub(crate) texts: Vec<GeneratedText>,
 }
 
-/// Most texts of an evaluation that are shown.
-const MAX_SHOWN_TEXTS: usize = 3;
 /// Most characters of a text that are shown.
 const MAX_SHOWN_CHARS: usize = 1_000;
 
@@ -328,8 +326,9 @@ fn gather_in_parts<T: Serialize + DeserializeOwned>(
     Ok(all)
 }
 
-/// The task's metrics over all `evaluations` and the texts that a language model wrote. A value that is not finite, as after a few updates in fp16, becomes the
-/// worst finite number: JSON has no infinity, and such an evaluation must not be the best one.
+/// The task's metrics over all `evaluations` and the texts that a language model wrote. A value that is not finite, as
+/// after a few updates in fp16, becomes the worst finite number: JSON has no infinity, and such an evaluation must not be
+/// the best one.
 #[must_use]
 pub fn combine_evaluations(
     evaluations: &[&BatchEvaluation],

@@ -65,13 +65,17 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
     }
     let retry = Duration::from_secs(args.retry_seconds.into());
     let mut events = coordinator.events(past.last_id()).announced();
-    // Whether the newest event is an end of the job.
+    // Whether the newest event is an end of the job, or a node that left after it.
     let mut end_seen = false;
     loop {
         let wait = if end_seen { END_GRACE } else { STATUS_POLL_INTERVAL };
         match tokio::time::timeout(wait, events.next(retry)).await {
             Ok(Ok(event)) => {
-                end_seen = event.kind() == Kind::Ended;
+                end_seen = match event.kind() {
+                    Kind::Ended => true,
+                    Kind::NodeLost => end_seen,
+                    _ => false,
+                };
                 show(&event, args.json, paint);
             }
             Ok(Err(Failure { class, message })) => {

@@ -219,8 +219,11 @@ fn header(fields: usize, page_bytes: u32, samples: u64, table_start: u64) -> Vec
     header
 }
 
-/// Whether a file exists that neither is empty nor begins as a beton file does, such as a tokenizer or a journal.
+/// Whether a file exists that is neither named nor begins as a beton file, such as a tokenizer or a journal.
 fn is_another_file(target: &Path) -> bool {
+    if target.extension().is_some_and(|extension| extension == "beton") {
+        return false;
+    }
     let mut start = [0; 2];
     match File::open(target).and_then(|mut file| file.read(&mut start)) {
         Ok(0) | Err(_) => false,

@@ -63,6 +63,7 @@ mod elastic;
 mod ending;
 mod evaluation;
 mod event;
+mod event_limit;
 mod job_event;
 mod lifecycle;
 mod membership;
@@ -88,6 +89,7 @@ use std::sync::Arc;
 use self::{
     budget::Accounting,
     divergence::Divergences,
+    event_limit::EventLimit,
     lifecycle::{Lifecycle, Phase},
     nodes::Nodes,
     pause::Pauses,
@@ -133,6 +135,8 @@ pub struct Engine {
     divergences: Divergences,
     recoveries: RecoveryHistory,
     stale_messages: u64,
+    /// Limits the events that agents cause.
+    notes: EventLimit,
     wake: Wake,
     /// Actions collected so far for the current event.
     actions: Vec<Action>,
@@ -169,6 +173,7 @@ impl Engine {
             divergences: Divergences::default(),
             recoveries: RecoveryHistory::default(),
             stale_messages: 0,
+            notes: EventLimit::new(now),
             wake: Wake::default(),
             actions: Vec::new(),
             spec: Arc::new(spec.clone()),
@@ -311,6 +316,13 @@ impl Engine {
             world.map(|world| world.nodes().cloned().collect()).unwrap_or_default();
         for node in nodes {
             self.send(&node, directive.clone());
+        }
+    }
+
+    /// Publishes an event that an agent may cause as often as it likes, unless there were too many.
+    fn note(&mut self, now: Time, kind: JobEventKind, message: String) {
+        if self.notes.allows(now) {
+            self.publish(kind, message);
         }
     }
 

@@ -12,8 +12,8 @@ use crate::{
     exit::{Failure, crash},
     ids::{Attachment, NodeId, Rank},
     message::{
-        AgentReport, Commit, LoaderReport, RankHeartbeat, RankReport, Restore, Rollback,
-        SaveProblem, StateSource, StepReport,
+        AgentReport, Commit, LoaderReport, MAX_SHOWN_TEXTS, RankHeartbeat, RankReport, Restore,
+        Rollback, SaveProblem, StateSource, StepReport,
     },
     time::Time,
 };
@@ -43,10 +43,10 @@ impl Engine {
             AgentReport::Heartbeat(heartbeat) => self.agent_heartbeat(now, node, heartbeat),
             AgentReport::CheckpointAdvised { reason } => {
                 let text = format!("node {node}: {reason}; a checkpoint is being saved");
-                self.publish(JobEventKind::CheckpointAdvised, text);
+                self.note(now, JobEventKind::CheckpointAdvised, text);
             }
             AgentReport::GpuWarning { message } => {
-                self.publish(JobEventKind::GpuWarning, format!("node {node}: {message}"));
+                self.note(now, JobEventKind::GpuWarning, format!("node {node}: {message}"));
             }
             AgentReport::Rank { generation, rank, report } => {
                 let runs_here = self.lifecycle.world().is_some_and(|world| world.runs(node, rank));
@@ -76,7 +76,8 @@ impl Engine {
             RankReport::Met => self.met(now, rank),
             RankReport::Started { source, progress } => self.started(now, rank, &source, &progress),
             RankReport::Stepped(report) => self.stepped(now, report),
-            RankReport::Evaluated { step, epoch, accuracy, ema, extent, texts } => {
+            RankReport::Evaluated { step, epoch, accuracy, ema, extent, mut texts } => {
+                texts.truncate(MAX_SHOWN_TEXTS);
                 let evaluation = EvaluationResult { step, accuracy, ema, extent, texts };
                 let by = (self.lifecycle.generation, self.lifecycle.began_at);
                 if !self.results.is_repeated(by, &evaluation) {
@@ -85,22 +86,21 @@ impl Engine {
             }
             RankReport::Diverged(diagnosis) => self.diverged(now, diagnosis),
             RankReport::EndsEarly { reason } => {
-                self.publish(JobEventKind::EndsEarly, format!("training is complete: {reason}"));
+                let text = format!("training is complete: {reason}");
+                self.note(now, JobEventKind::EndsEarly, text);
             }
-            RankReport::Loader(report) => self.loader_reported(rank, report),
+            RankReport::Loader(report) => self.loader_reported(now, rank, report),
             RankReport::Heartbeat(heartbeat) => self.rank_heartbeat(now, rank, heartbeat),
             RankReport::Saved(commit) => self.saved(now, commit),
             RankReport::SaveWaits { step, behind, seconds } => {
-                self.publish(
-                    JobEventKind::SaveWaits,
-                    job_event::describe_save_wait(step, behind, seconds),
-                );
+                let text = job_event::describe_save_wait(step, behind, seconds);
+                self.note(now, JobEventKind::SaveWaits, text);
             }
             RankReport::Stopping { step } => self.drain_advanced(now, step, DrainStage::Agreed),
             RankReport::Copied { step } => self.drain_advanced(now, step, DrainStage::Copied),
             RankReport::SaveFailed(SaveProblem { message, fence }) => {
                 self.results.save_problem = Some(message.clone());
-                self.publish(JobEventKind::SaveFailed, message.clone());
+                self.note(now, JobEventKind::SaveFailed, message.clone());
                 // If the fence is at one of this job's own generations, no other coordinator is involved.
                 if fence.is_some_and(|fence| !self.is_own_fence(fence)) {
                     self.taken_over(now, message);
@@ -223,13 +223,14 @@ impl Engine {
     }
 
     /// Stores the newest report of a rank's loader, and publishes an event when it skips samples.
-    fn loader_reported(&mut self, rank: Rank, report: LoaderReport) {
+    fn loader_reported(&mut self, now: Time, rank: Rank, report: LoaderReport) {
         let world = self.lifecycle.world_mut().filter(|world| !world.is_gone(rank));
         let Some(world) = world else { return };
         world.set_loader(rank, Some(report.clone()));
         let Some(placement) = world.placement_of(rank) else { return };
         if self.results.skips.count(placement, report.skipped) {
-            self.publish(JobEventKind::SamplesSkipped, job_event::describe_skips(rank, &report));
+            let text = job_event::describe_skips(rank, &report);
+            self.note(now, JobEventKind::SamplesSkipped, text);
         }
     }
 

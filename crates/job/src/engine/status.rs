@@ -264,7 +264,7 @@ impl Engine {
     fn evaluation_seconds(&self, current: Option<EvaluationProgress>) -> f64 {
         let Some(latest) = &self.results.latest else { return 0.0 };
         let (every, epochs) = (self.spec.evaluation.every_epochs, self.spec.train.epochs);
-        let upcoming = (latest.epoch.0 + 1..=epochs)
+        let upcoming = (latest.epoch.0.saturating_add(1)..=epochs)
             .filter(|epoch| *epoch == epochs || epoch.is_multiple_of(every));
         let of_current = current.and_then(|current| current.seconds_left()).unwrap_or(0.0);
         of_current + upcoming.count() as f64 * self.results.evaluation_seconds.unwrap_or(0.0)

@@ -1,10 +1,10 @@
 //! Texts that a language model writes in an evaluation: it continues the prompts of samples.
 
-use std::ops::Range;
+use std::{ops::Range, path::PathBuf};
 
 use baton_data::{Batch, Inputs, NO_LABEL};
-use baton_recipe::JobSpec;
-use baton_text::Tokenizer;
+use baton_recipe::{JobSpec, spec::Generate};
+use baton_text::{Tokenizer, tokenizer::VOCABULARY_FILE};
 
 use crate::{
     learner::Error,
@@ -14,8 +14,12 @@ use crate::{
 /// How completions are written, and read as text.
 #[derive(Debug)]
 pub(super) struct Completions {
-    tokenizer: Tokenizer,
-    pub(super) sampling: Sampling,
+    generate: Generate,
+    seed: u64,
+    /// Folder of the model.
+    folder: PathBuf,
+    /// Loaded for the first evaluation: for a vocabulary of 256,000 it takes a second, which a recovery should not.
+    loaded: Option<(Tokenizer, Sampling)>,
 }
 
 /// A sample whose prompt is continued.
@@ -32,17 +36,37 @@ impl Completions {
     /// # Errors
     /// The model has no tokenizer.
     pub(super) fn of(spec: &JobSpec) -> Result<Option<Self>, Error> {
-        let Some(generate) = &spec.evaluation.generate else { return Ok(None) };
-        let tokenizer = Tokenizer::load(&spec.model.path)
-            .map_err(|error| Error::Recipe(format!("evaluation.generate: {error}")))?;
-        let sampling = Sampling {
-            max_tokens: generate.max_tokens,
-            stops: tokenizer.ends().iter().copied().map(i64::from).collect(),
-            temperature: generate.temperature,
-            top_p: generate.top_p,
-            seed: spec.seed,
-        };
-        Ok(Some(Self { tokenizer, sampling }))
+        let Some(generate) = spec.evaluation.generate.clone() else { return Ok(None) };
+        let folder = PathBuf::from(&spec.model.path);
+        let mut completions = Self { generate, seed: spec.seed, folder, loaded: None };
+        if !completions.folder.join(VOCABULARY_FILE).is_file() {
+            // Fails, with the reason.
+            completions.load()?;
+        }
+        Ok(Some(completions))
+    }
+
+    /// Loads the tokenizer, unless that was done before.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub(super) fn load(&mut self) -> Result<(), Error> {
+        if self.loaded.is_none() {
+            let tokenizer = Tokenizer::load(&self.folder).map_err(|error| failed(&error))?;
+            let Generate { max_tokens, temperature, top_p, .. } = self.generate;
+            let stops = tokenizer.ends().iter().copied().map(i64::from).collect();
+            let sampling = Sampling { max_tokens, stops, temperature, top_p, seed: self.seed };
+            self.loaded = Some((tokenizer, sampling));
+        }
+        Ok(())
+    }
+
+    /// How tokens are chosen.
+    ///
+    /// # Errors
+    /// [`load`](Self::load) was not called.
+    pub(super) fn sampling(&self) -> Result<&Sampling, Error> {
+        self.loaded().map(|(_, sampling)| sampling)
     }
 
     /// The text of tokens, without the one that ends it.
@@ -50,15 +74,25 @@ impl Completions {
     /// # Errors
     /// The tokenizer cannot decode them.
     pub(super) fn text(&self, tokens: &[i64]) -> Result<String, Error> {
+        let (tokenizer, sampling) = self.loaded()?;
         let kept = match tokens {
-            [kept @ .., last] if self.sampling.stops.contains(last) => kept,
+            [kept @ .., last] if sampling.stops.contains(last) => kept,
             all => all,
         };
         let tokens: Vec<u32> =
             kept.iter().map(|token| u32::try_from(*token).unwrap_or_default()).collect();
-        let text = self.tokenizer.decode(&tokens);
-        text.map_err(|error| Error::Recipe(format!("evaluation.generate: {error}")))
+        tokenizer.decode(&tokens).map_err(|error| failed(&error))
     }
+
+    fn loaded(&self) -> Result<&(Tokenizer, Sampling), Error> {
+        let missing =
+            || Error::Recipe("evaluation.generate: the tokenizer is not loaded".to_owned());
+        self.loaded.as_ref().ok_or_else(missing)
+    }
+}
+
+fn failed(error: &baton_text::Error) -> Error {
+    Error::Recipe(format!("evaluation.generate: {error}"))
 }
 
 /// The prompts of the samples of a batch.

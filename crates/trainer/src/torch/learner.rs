@@ -347,7 +347,7 @@ impl TorchLearner {
     /// generation ends early when it returns false.
     ///
     /// # Errors
-    /// The network is no language model; the device failed.
+    /// The network is no language model; a score is not finite; the device failed.
     pub fn generate(
         &mut self,
         prompts: &[Prompt],
@@ -356,7 +356,13 @@ impl TorchLearner {
     ) -> Result<(), Error> {
         self.refresh()?;
         let state = state(&self.working, &self.running_views, None);
-        self.network.generate(prompts, state, sampling, on_token)
+        match self.network.generate(prompts, state, sampling, on_token)? {
+            true => Ok(()),
+            false => Err(Error::Recipe(
+                "the model's scores are not finite: set precision.compute = fp32, and check the weights"
+                    .to_owned(),
+            )),
+        }
     }
 
     /// Prepares the weights for [`evaluation_state`](Self::evaluation_state).
@@ -638,6 +644,7 @@ impl Learner for TorchLearner {
         is_interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Vec<GeneratedText>>, Error> {
         self.refresh_for_evaluation()?;
+        self.completions.as_mut().map_or(Ok(()), Completions::load)?;
         let Some(completions) = &self.completions else { return Ok(Some(Vec::new())) };
         let (prompts, references): (Vec<Prompt>, Vec<Vec<i64>>) = completions::prompts(batch)
             .into_iter()
@@ -651,7 +658,8 @@ impl Learner for TorchLearner {
             !interrupted
         };
         let state = self.evaluation_state(weights);
-        self.network.generate(&prompts, state, &completions.sampling, &mut on_token)?;
+        // Where scores are not finite, as after a few updates in fp16, the texts end.
+        self.network.generate(&prompts, state, completions.sampling()?, &mut on_token)?;
         if interrupted {
             return Ok(None);
         }

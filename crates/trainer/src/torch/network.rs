@@ -74,7 +74,8 @@ pub(super) trait TorchNetwork: Debug + Send {
         Ok(None)
     }
 
-    /// Continues texts: see [`TorchLearner::generate`](super::TorchLearner::generate).
+    /// Continues texts: see [`TorchLearner::generate`](super::TorchLearner::generate). Returns false if a score is not
+    /// finite; all texts end there.
     ///
     /// # Errors
     /// The network has no texts; the device failed.
@@ -84,7 +85,7 @@ pub(super) trait TorchNetwork: Debug + Send {
         _state: NetworkState<'_>,
         _sampling: &Sampling,
         _on_token: &mut dyn FnMut(usize, i64) -> bool,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         Err(Error::Recipe("model.arch: only a causal_lm generates text".to_owned()))
     }
 

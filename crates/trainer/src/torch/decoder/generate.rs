@@ -67,14 +67,14 @@ struct OpenText {
 
 impl DecoderNetwork {
     /// Continues each prompt, all of them together. `on_token` gets the position of a prompt and its next token;
-    /// generation ends early when it returns false.
+    /// generation ends early when it returns false. Returns false if a score is not finite; all texts end there.
     pub(super) fn generated(
         &self,
         prompts: &[Prompt],
         state: NetworkState<'_>,
         sampling: &Sampling,
         on_token: &mut dyn FnMut(usize, i64) -> bool,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         let _no_grad = tch::no_grad_guard();
         let cache = KvCache::new(self.layers.len());
         let open = prompts.iter().enumerate().map(|(position, prompt)| OpenText {
@@ -91,17 +91,14 @@ impl DecoderNetwork {
             for (text, scores) in texts.iter_mut().zip(scores) {
                 let token = sampling.choose(&scores, &mut text.random);
                 if !scores.get(token).is_some_and(|score| score.is_finite()) {
-                    return Err(Error::Recipe(
-                        "the model's scores are not finite: set precision.compute = fp32, and check the weights"
-                            .to_owned(),
-                    ));
+                    return Ok(false);
                 }
                 let token = token as i64;
                 text.known += text.next.len() as i64;
                 text.next = vec![token];
                 text.generated += 1;
                 if !on_token(text.position, token) {
-                    return Ok(());
+                    return Ok(true);
                 }
                 let is_full = text.known as u64 >= self.decoder.max_positions;
                 let is_last = text.generated >= sampling.max_tokens || is_full;
@@ -111,7 +108,7 @@ impl DecoderNetwork {
             let mut kept = kept.into_iter();
             texts.retain(|_| kept.next().unwrap_or_default());
         }
-        Ok(())
+        Ok(true)
     }
 
     /// The scores of all tokens after the last token of each text.

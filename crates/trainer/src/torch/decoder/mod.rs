@@ -389,7 +389,7 @@ impl TorchNetwork for DecoderNetwork {
         state: NetworkState<'_>,
         sampling: &Sampling,
         on_token: &mut dyn FnMut(usize, i64) -> bool,
-    ) -> Result<(), Error> {
+    ) -> Result<bool, Error> {
         self.generated(prompts, state, sampling, on_token)
     }
 

@@ -376,6 +376,11 @@ fn an_evaluation_continues_the_prompts_of_samples() {
     };
     assert_eq!(learner.write_texts(&batch, raw, &mut third).unwrap(), None);
     assert_eq!(calls, 3, "it ends at the token after which it is interrupted");
+    for region in learner.regions().into_iter().filter(|region| region.name == "weights") {
+        host(region.buffer).fill(f32::NAN);
+    }
+    let texts = learner.write_texts(&batch, raw, &mut || false).unwrap().unwrap();
+    assert!(texts.iter().all(|text| text.text.is_empty()), "{texts:?}");
 
     std::fs::remove_file(model.folder().join("tokenizer.json")).unwrap();
     let error = open(model.folder(), &[recipe]).unwrap_err().to_string();
