@@ -164,7 +164,8 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Fai
                 drop(journal);
                 set_aside(&path)?;
                 (journal, records) = open(&path)?;
-                Engine::new(spec, new_origin(spec, &store, |_| restore)?, clock.now())
+                let origin = new_origin(spec, &store, |_| restore)?;
+                Engine::continuing(&resumed, spec, origin, clock.now())
             }
             changes => return Err(other_recipe(args, changes)),
         },

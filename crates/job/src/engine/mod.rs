@@ -160,6 +160,16 @@ impl Engine {
         engine
     }
 
+    /// A job that continues `before` with another recipe. The time that was paid for so far counts.
+    #[must_use]
+    pub fn continuing(before: &Self, spec: &JobSpec, origin: JobOrigin, now: Time) -> Self {
+        let mut engine = Self::new(spec, origin, now);
+        let spent = before.accounting.spent(now);
+        engine.accounting.replay(spent);
+        engine.actions.push(Action::Persist(Record::Metered(spent)));
+        engine
+    }
+
     fn blank(spec: &JobSpec, origin: JobOrigin, now: Time) -> Self {
         Self {
             policy: Policy::new(spec),

@@ -174,6 +174,20 @@ fn the_same_command_with_a_higher_limit_continues() {
 }
 
 #[test]
+fn another_recipe_continues_with_the_budget_that_is_left() {
+    let before = replay_with(&two_hours(), &ended_by_limit());
+    let mut engine = Engine::continuing(&before, &two_hours(), origin(), at(0.0));
+    let actions = tick(&mut engine, at(0.0));
+    assert!(matches!(actions[0], Action::Persist(Record::Created(_))), "{actions:?}");
+    assert_eq!(metered(&actions), [Duration::from_secs(7_201)]);
+    assert_eq!(engine.outcome(), Some(&limit()));
+    let higher = spec_with(&["limits.max_hours=3"]);
+    let mut engine = Engine::continuing(&before, &higher, origin(), at(0.0));
+    tick(&mut engine, at(0.0));
+    assert!(opens(&attach(&mut engine, at(1.0), 0, 1, None), 1));
+}
+
+#[test]
 fn ranks_that_were_drained_by_the_budget_without_the_coordinator_have_reached_the_limit() {
     let [opened, metered, _] = ended_by_limit();
     let mut engine = replay_with(&two_hours(), &[opened, metered]);
