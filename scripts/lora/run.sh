@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Fine-tunes SmolLM2-135M-Instruct on functions of Python's standard library, on two CPU cores: about a quarter of an hour.
+# Fine-tunes SmolLM2-135M-Instruct on functions of Python's standard library, on two CPU cores: about 20 minutes.
 #
 #   scripts/lora/run.sh [FLAG...]     flags go to `baton up`, e.g. --set train.epochs=2
 #
