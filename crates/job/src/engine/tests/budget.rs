@@ -177,7 +177,7 @@ fn the_same_command_with_a_higher_limit_continues() {
 fn another_recipe_continues_with_the_budget_that_is_left() {
     let before = replay_with(&two_hours(), &ended_by_limit());
     let mut engine = Engine::continuing(&before, &two_hours(), origin(), at(0.0));
-    let actions = tick(&mut engine, at(0.0));
+    let actions = engine.handle(at(0.0), Event::Tick);
     assert!(matches!(actions[0], Action::Persist(Record::Created(_))), "{actions:?}");
     assert_eq!(metered(&actions), [Duration::from_secs(7_201)]);
     assert_eq!(engine.outcome(), Some(&limit()));
