@@ -74,10 +74,7 @@ impl NodeService for NodeApi {
         let job = served.job.clone();
         tokio::spawn(async move {
             while let Some(Ok(frame)) = incoming.next().await {
-                let report = report_limits::read(&frame).map_err(|error| error.to_string());
-                let checked =
-                    report.and_then(|report| report_limits::check_report(&report).map(|()| report));
-                match checked {
+                match report_limits::read(&frame) {
                     Ok(report) => {
                         let node = node.clone();
                         job.send(Event::Reported { node, attachment, report }.into());
@@ -113,12 +110,11 @@ impl NodeService for NodeApi {
     ) -> Result<Response<v1::ShipLogsResponse>, Status> {
         let mut incoming = request.into_inner();
         while let Some(shipped) = incoming.message().await? {
-            for name in [&shipped.node_id, &shipped.agent] {
+            // The agent's id is one of a process, and shorter.
+            for (field, name) in [("node_id", &shipped.node_id), ("agent", &shipped.agent)] {
                 report_limits::check_node_id(&NodeId(name.clone())).map_err(|problem| {
-                    refusal::invalid(
-                        format!("shipped log {problem}"),
-                        [("node_id".to_owned(), problem)],
-                    )
+                    let message = format!("the sender of log lines, {field}, {problem}");
+                    refusal::invalid(message, [(field.to_owned(), problem)])
                 })?;
             }
             self.logs.take(shipped);

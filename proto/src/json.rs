@@ -131,7 +131,7 @@ pub(crate) struct EvaluationJson {
     #[serde(default)]
     metrics: Vec<Metric>,
     /// Some of the texts that a language model wrote, shortened; none for the best evaluation.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     texts: Vec<GeneratedText>,
 }
 

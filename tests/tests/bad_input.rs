@@ -406,6 +406,7 @@ async fn invalid_messages_of_agents_get_a_clear_error_and_do_not_affect_others()
         (r#"{"heartbeat":{"number":1}}"#, "must be the first message"),
         (r#"{"hello":{"node":"","slots":1}}"#, "names no node"),
         (r#"{"hello":{"node":"a"}}"#, "missing field `slots`"),
+        (r#"{"hello":{"node":"a","slots":4294967295}}"#, "at most 1024 are allowed: lower --ranks"),
         (
             r#"{"hello":{"node":"a","slots":1,"running":{"generation":1,"ranks":[[0,"asleep"]]}}}"#,
             "unknown variant `asleep`",
@@ -425,6 +426,17 @@ async fn invalid_messages_of_agents_get_a_clear_error_and_do_not_affect_others()
         assert!(refused.message().contains(version), "{refused}");
         assert!(refused.message().contains("install the same version"), "{refused}");
     }
+
+    let line = v1::LogLine { line: "x".to_owned(), number: 1, ..v1::LogLine::default() };
+    let shipped = v1::ShipLogsRequest {
+        node_id: "n".repeat(60_000),
+        agent: "a".to_owned(),
+        lines: vec![line],
+    };
+    let mut client = NodeServiceClient::new(cluster.channel().await);
+    let refused = client.ship_logs(tokio_stream::iter([shipped])).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    assert!(refused.message().contains("at most 253 are allowed"), "{refused}");
 
     // A valid hello, and then an unknown report: the coordinator closes the stream.
     let report = r#"{"rank":{"generation":1,"rank":0,"report":{"kind":"unknown_report"}}}"#;

@@ -52,7 +52,6 @@ struct EvaluatedFile {
     #[serde(flatten)]
     accuracy: Accuracy,
     /// All texts that a language model wrote.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     texts: Vec<GeneratedText>,
 }
 
@@ -113,28 +112,24 @@ fn evaluate(
         resize: spec.data.resize,
         crop_ratio: spec.evaluation.crop_ratio,
     };
-    let (len, size) = (set.len(), u64::from(spec.evaluation.batch));
-    let batch = move |number: u64, end: u64| number * size..((number + 1) * size).min(end);
-    let samples = (0..len.div_ceil(size)).map(move |number| batch(number, len).collect());
-    let generate = spec.evaluation.generate.clone();
-    let texts = generate.as_ref().map_or(0, |generate| generate.texts(len));
-    let generate = generate.unwrap_or_default();
-    let prompts = (0..texts.div_ceil(size))
-        .map(move |number| batch(number, texts).map(|text| generate.position(text, len)).collect());
-    let request =
-        move |samples| Request { epoch: 0, samples, preprocessing: preprocessing.clone() };
-    let requests = samples.chain(prompts).map(request);
+    let (len, evaluation) = (set.len(), spec.evaluation.clone());
+    let [batches, text_batches] = evaluation.batches(len);
+    let requests = (0..batches + text_batches).map(move |number| Request {
+        epoch: 0,
+        samples: evaluation.positions(number, len),
+        preprocessing: preprocessing.clone(),
+    });
     let (threads, ahead) = (spec.data.decode_threads as usize, spec.data.prefetch_batches as usize);
     let mut loader = Loader::start(set.into(), &Options::new(threads, ahead), requests);
-    let bar = ProgressBar::new(len + texts);
+    let bar = ProgressBar::new(len + spec.evaluation.texts(len));
     let (mut evaluations, mut written) = (Vec::new(), Vec::new());
+    let weights = EvaluatedWeights::Raw;
     while let Some(batch) = loader.next().transpose()? {
-        let weights = EvaluatedWeights::Raw;
         if bar.position() < len {
             evaluations.extend(learner.evaluate(&batch, weights, &mut || false)?);
         } else {
-            written
-                .extend(learner.write_texts(&batch, weights, &mut || false)?.into_iter().flatten());
+            let texts = learner.write_texts(&batch, weights, &mut || false)?;
+            written.extend(texts.into_iter().flatten());
         }
         bar.inc(batch.len() as u64);
         loader.recycle(batch);

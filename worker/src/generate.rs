@@ -184,13 +184,8 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The text of tokens, without the one that ends it.
 fn text_of(tokenizer: &Tokenizer, tokens: &[u32]) -> Result<String, Failure> {
-    let kept = match tokens {
-        [kept @ .., last] if tokenizer.ends().contains(last) => kept,
-        all => all,
-    };
-    tokenizer.decode(kept).map_err(|error| crash(error.to_string()))
+    tokenizer.decode_generated(tokens).map_err(|error| crash(error.to_string()))
 }
 
 /// Prints what is new, once its last character is complete.

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use baton_job::exit::Outcome;
+use baton_job::{exit::Outcome, shortened};
 use baton_proto::v1::{
     self, Accuracy, EvaluatedStep, EvaluationProgress, Extent, GeneratedText, GetStatusResponse,
     Gpu, Host, Incident, Loader, Metric, NodeStatus, PauseStatus, RankStatus, Recovery, Spending,
@@ -188,12 +188,8 @@ pub(crate) fn evaluation(evaluated: &EvaluatedStep) -> String {
 /// The beginning of a text that a language model wrote.
 fn generated(GeneratedText { sample, text, .. }: &GeneratedText) -> String {
     const MAX_CHARS: usize = 100;
-    let mut shown: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
-    if let Some((end, _)) = shown.char_indices().nth(MAX_CHARS) {
-        shown.truncate(end);
-        shown.push('…');
-    }
-    format!("for sample {sample}: {shown}")
+    let line = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    format!("for sample {sample}: {}", shortened(&line, MAX_CHARS))
 }
 
 /// Metrics of an evaluation.

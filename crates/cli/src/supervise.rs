@@ -42,7 +42,10 @@ impl fmt::Display for Exit {
         match self {
             Self::Code(code) => write!(f, "ended with exit code {code}"),
             Self::Signal(SIGXFSZ) => {
-                write!(f, "was ended by signal {SIGXFSZ}: a file reached the limit of `ulimit -f`")
+                write!(
+                    f,
+                    "was ended by signal {SIGXFSZ}: a file reached the limit of `ulimit -f`, which must be raised"
+                )
             }
             Self::Signal(signal) => write!(f, "was ended by signal {signal}"),
         }

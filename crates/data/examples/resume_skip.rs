@@ -5,7 +5,7 @@
 
 #![allow(clippy::print_stdout, reason = "it is run for what it prints")]
 
-use std::{error::Error, path::PathBuf, time::Instant};
+use std::{error::Error, path::PathBuf, sync::Arc, time::Instant};
 
 use baton_data::{
     Dataset, Items, Loader, Options, Preprocessing, Request, SampleBlocks, SampleOrder, Source,
@@ -49,7 +49,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         "{TEXTS} texts are {sequences} sequences, opened and packed in {:.2} s",
         started.elapsed().as_secs_f64()
     );
-    let set = std::sync::Arc::new(set);
+    let set = Arc::new(set);
     let order =
         SampleOrder::new(spec.data.order, spec.seed, 0, SampleBlocks::of_files(&[sequences]));
     for (place, cursor) in [("at the beginning", 0), ("in the middle", sequences / 2)] {

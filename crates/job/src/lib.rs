@@ -28,8 +28,10 @@ pub mod mesh_secret;
 pub mod message;
 pub mod plan;
 pub mod session;
+mod shorten;
 pub mod time;
 
 pub use ids::{Generation, JobId, NodeId, Rank};
 pub use mesh_secret::MeshSecret;
+pub use shorten::shortened;
 pub use time::{Time, parse_seconds};

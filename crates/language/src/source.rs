@@ -158,7 +158,7 @@ impl WeightSource {
             Some((name, location)) => Err(Error::new(
                 &self.files[location.file].0,
                 format!(
-                    "has a tensor {name}, which its config.json does not use: do they belong to the same model?"
+                    "has a tensor {name}, which its config.json does not use: take the config.json that belongs to these weights"
                 ),
             )),
         }

@@ -303,14 +303,11 @@ impl PlanRequest<'_> {
         let (Some(generate), Some(plan)) = (&evaluation.generate, self.language) else {
             return 0.0;
         };
-        let texts = u64::from(generate.samples).min(samples);
         // The texts of a batch are written together, one token of each at a time.
-        let (batch, network) = (
-            u64::from(evaluation.batch).min(texts),
-            Network::of_language_model(self.spec, plan, 1),
-        );
-        let batches = texts.div_ceil(batch.max(1));
+        let batch = u64::from(evaluation.batch).min(evaluation.texts(samples));
+        let network = Network::of_language_model(self.spec, plan, 1);
         let token = total(&roofline.evaluation(&network, batch)).total();
+        let [_, batches] = evaluation.batches(samples);
         let passes = 1 + u32::from(self.spec.ema.is_some());
         let turns = batches.div_ceil(u64::from(ranks.max(1))) as f64;
         turns * f64::from(passes) * f64::from(generate.max_tokens) * token

@@ -172,8 +172,8 @@ impl EventFile {
     /// Writes a point; [`flush`](Self::flush) makes it visible.
     ///
     /// The tags of a step begin with `train/`, those of an evaluation with `val/`, or `val_ema/` with averaged
-    /// weights, and `val/texts` has texts that a language model wrote; those of an evaluation on a part of the validation set with `val_subset/` and `val_subset_ema/`. Where
-    /// training restarted, an event makes TensorBoard drop later steps, and `run/generation` marks the step.
+    /// weights; those of an evaluation on a part of the validation set with `val_subset/` and `val_subset_ema/`.
+    /// `val/texts` and `val_subset/texts` have texts that a language model wrote. Where training restarted, an event makes TensorBoard drop later steps, and `run/generation` marks the step.
     ///
     /// # Errors
     ///

@@ -228,6 +228,17 @@ impl Tokenizer {
     pub fn decode(&self, tokens: &[u32]) -> Result<String, Error> {
         guarded(|| self.rules.decode(tokens, false)).map_err(Error::Tokenizer)
     }
+
+    /// The text of generated tokens, without the one that [ends](Self::ends) it.
+    ///
+    /// # Errors
+    /// As [`decode`](Self::decode).
+    pub fn decode_generated(&self, tokens: &[u32]) -> Result<String, Error> {
+        self.decode(match tokens {
+            [kept @ .., last] if self.ends.contains(last) => kept,
+            all => all,
+        })
+    }
 }
 
 /// What stands before a text that continues another one: tokens seldom contain a line break and what follows.

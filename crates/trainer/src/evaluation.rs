@@ -10,7 +10,10 @@ use std::{
 
 use baton_collectives::{Collective, MAX_GATHERED_BYTES};
 use baton_data::Batch;
-use baton_job::message::{Activity, GeneratedText, MAX_SHOWN_TEXTS};
+use baton_job::{
+    message::{Activity, GeneratedText, MAX_SHOWN_TEXTS},
+    shortened,
+};
 use baton_recipe::{
     JobSpec,
     fit::Fit,
@@ -157,8 +160,8 @@ impl<L: Learner> Trainer<L> {
             None => &[EvaluatedWeights::Raw],
         };
         let (rank, world) = (context.collective.rank().0, context.collective.world_size());
-        let inputs = &self.job.inputs;
-        let (batches, text_batches) = (inputs.val_batches(extent), inputs.text_batches(extent));
+        let samples = self.job.inputs.val_samples(extent);
+        let [batches, text_batches] = spec.evaluation.batches(samples);
         let numbers = (u64::from(rank)..batches + text_batches).step_by(world as usize);
         let feed = self.job.inputs.val_feed(extent, numbers.clone());
         let mut share = Share {
@@ -170,10 +173,7 @@ impl<L: Learner> Trainer<L> {
             evaluated: Vec::new(),
             texts: Vec::new(),
             done: EvaluationAmount::default(),
-            total: EvaluationAmount {
-                samples: self.job.inputs.val_samples(extent),
-                texts: self.job.inputs.texts(extent),
-            },
+            total: EvaluationAmount { samples, texts: spec.evaluation.texts(samples) },
             began: Instant::now(),
         };
         let (is_complete, votes) = loop {
@@ -293,10 +293,7 @@ fn text_bytes((_, text): &TextOfWeights) -> usize {
 
 /// The texts that are shown to people.
 fn shown(texts: &[GeneratedText]) -> Vec<GeneratedText> {
-    let short = |text: &str| match text.char_indices().nth(MAX_SHOWN_CHARS) {
-        None => text.to_owned(),
-        Some((end, _)) => format!("{}…", &text[..end]),
-    };
+    let short = |text: &str| shortened(text, MAX_SHOWN_CHARS);
     let shown = texts.iter().take(MAX_SHOWN_TEXTS).map(|text| GeneratedText {
         sample: text.sample,
         prompt: short(&text.prompt),

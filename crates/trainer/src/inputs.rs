@@ -12,7 +12,7 @@ use baton_recipe::{
     data_summary::DataSummary,
     dry_run::unusable_batches,
     progress::{Extent, Progress, TrainingPlan},
-    spec::Order,
+    spec::{Order, spread},
 };
 
 use crate::Error;
@@ -145,24 +145,7 @@ impl JobInputs {
         self.spec.evaluation.samples_of(self.val.len(), extent)
     }
 
-    /// Number of validation batches.
-    pub(crate) fn val_batches(&self, extent: Extent) -> u64 {
-        self.val_samples(extent).div_ceil(u64::from(self.spec.evaluation.batch))
-    }
-
-    /// Number of texts that a language model writes in an evaluation of this extent.
-    pub(crate) fn texts(&self, extent: Extent) -> u64 {
-        let generate = self.spec.evaluation.generate.as_ref();
-        generate.map_or(0, |generate| generate.texts(self.val_samples(extent)))
-    }
-
-    /// Number of batches of samples whose prompts a language model continues.
-    pub(crate) fn text_batches(&self, extent: Extent) -> u64 {
-        self.texts(extent).div_ceil(u64::from(self.spec.evaluation.batch))
-    }
-
-    /// The batches with the given numbers, in that order: first the validation batches, then those whose prompts a
-    /// language model continues. A subset is spread evenly over the set, so that it contains all classes even if the set
+    /// The batches with the given numbers, in that order: see [`positions`](baton_recipe::spec::Evaluation::positions). A subset is spread evenly over the set, so that it contains all classes even if the set
     /// is sorted by class.
     pub(crate) fn val_feed(
         &self,
@@ -174,23 +157,12 @@ impl JobInputs {
             resize: self.spec.data.resize,
             crop_ratio: self.spec.evaluation.crop_ratio,
         };
-        let (size, all) = (u64::from(self.spec.evaluation.batch), self.val.len());
-        let samples = self.val_samples(extent);
-        let sample = move |number: u64| {
-            (u128::from(number) * u128::from(all) / u128::from(samples.max(1))) as u64
-        };
-        let (batches, texts) = (self.val_batches(extent), self.texts(extent));
-        let generate = self.spec.evaluation.generate.clone().unwrap_or_default();
-        let range = move |number: u64, end: u64| number * size..((number + 1) * size).min(end);
+        let (all, samples) = (self.val.len(), self.val_samples(extent));
+        let sample = move |position: u64| spread(position, samples, all);
+        let evaluation = self.spec.evaluation.clone();
         let request = move |number: u64| Request {
             epoch: 0,
-            samples: match number.checked_sub(batches) {
-                None => range(number, samples).map(sample).collect(),
-                Some(number) => {
-                    let position = |text| generate.position(text, samples);
-                    range(number, texts).map(position).map(sample).collect()
-                }
-            },
+            samples: evaluation.positions(number, samples).into_iter().map(sample).collect(),
             preprocessing: preprocessing.clone(),
         };
         let order =

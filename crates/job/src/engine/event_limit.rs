@@ -33,6 +33,11 @@ impl EventLimit {
         self.left = self.left.saturating_sub(1);
         allowed
     }
+
+    /// Whether the next event is not allowed at once.
+    pub(super) fn is_used_up(&self) -> bool {
+        self.left == 0
+    }
 }
 
 #[cfg(test)]

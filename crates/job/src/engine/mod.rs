@@ -70,6 +70,7 @@ mod membership;
 mod nodes;
 mod opening;
 mod pause;
+mod plausible;
 mod policy;
 mod quarantine;
 mod rank_heartbeats;
@@ -329,11 +330,16 @@ impl Engine {
         }
     }
 
-    /// Publishes an event that an agent may cause as often as it likes, unless there were too many.
-    fn note(&mut self, now: Time, kind: JobEventKind, message: String) {
-        if self.notes.allows(now) {
-            self.publish(kind, message);
+    /// Publishes an event that an agent may cause as often as it likes, unless there were too many. The last one for the
+    /// moment says so.
+    fn note(&mut self, now: Time, kind: JobEventKind, mut message: String) {
+        if !self.notes.allows(now) {
+            return;
         }
+        if self.notes.is_used_up() {
+            message += "; there were many such events, and most of the next ones are left out";
+        }
+        self.publish(kind, message);
     }
 
     fn publish(&mut self, kind: JobEventKind, message: String) {

@@ -5,7 +5,7 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use super::{Action, MeterShare, Record};
-use crate::{ids::Generation, time::Time};
+use crate::{ids::Generation, shortened, time::Time};
 use baton_recipe::Step;
 
 /// Maximum number of recoveries that are kept; all are counted.
@@ -94,7 +94,7 @@ impl Recovery {
     pub(super) fn new(generation: Generation, cause: &str, lost_at: Time, step: Step) -> Self {
         Self {
             generation,
-            cause: cut(cause),
+            cause: shortened(cause, MAX_CAUSE_CHARS),
             planned: false,
             lost_at,
             launched_at: None,
@@ -129,13 +129,6 @@ impl Recovery {
     #[must_use]
     pub fn total(&self) -> Option<Duration> {
         Some(self.stepped_at?.since(self.lost_at))
-    }
-}
-
-fn cut(cause: &str) -> String {
-    match cause.char_indices().nth(MAX_CAUSE_CHARS) {
-        Some((end, _)) => format!("{}…", &cause[..end]),
-        None => cause.to_owned(),
     }
 }
 

@@ -7,6 +7,7 @@ use super::{
     job_event,
     lifecycle::Phase,
     membership::{Member, MemberKind},
+    plausible::is_plausible,
 };
 use crate::{
     exit::{Failure, crash},
@@ -50,7 +51,8 @@ impl Engine {
             }
             AgentReport::Rank { generation, rank, report } => {
                 let runs_here = self.lifecycle.world().is_some_and(|world| world.runs(node, rank));
-                if generation == self.lifecycle.generation && runs_here {
+                let is_current = generation == self.lifecycle.generation && runs_here;
+                if is_current && is_plausible(&report) {
                     self.rank_reported(now, rank, report);
                 } else {
                     self.stale_messages += 1;

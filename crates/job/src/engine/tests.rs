@@ -1479,3 +1479,41 @@ fn a_warning_about_a_gpu_is_published_with_its_node() {
     assert_eq!(published.kind, JobEventKind::GpuWarning);
     assert_eq!(published.message, "node node1: GPU 3 has fallen off the bus (Xid 79)");
 }
+
+#[test]
+fn warnings_without_an_end_become_a_limited_number_of_events_of_which_the_last_says_so() {
+    let mut engine = training(&[1]);
+    let mut texts = Vec::new();
+    for number in 0..3_000 {
+        let warning = AgentReport::GpuWarning { message: format!("warning {number}") };
+        for action in agent_report(&mut engine, at(9.0), 0, warning) {
+            let Action::Publish(event) = action else { panic!("{action:?}") };
+            texts.push(event.message);
+        }
+    }
+    assert_eq!(texts.len(), 1_000);
+    assert!(texts[999].ends_with("most of the next ones are left out"), "{}", texts[999]);
+    assert!(!texts[998].contains("left out"));
+}
+
+#[test]
+fn absurd_numbers_and_names_of_a_rank_change_nothing() {
+    let mut engine = training(&[1]);
+    let valid = StepReport { step: Step(5), ..StepReport::default() };
+    let commit = commit(1, 7);
+    for absurd in [
+        RankReport::Stepped(StepReport { epoch: baton_recipe::Epoch(u32::MAX), ..valid.clone() }),
+        RankReport::Stepped(StepReport { step_of_epoch: u64::MAX, ..valid.clone() }),
+        RankReport::Stopping { step: Step(u64::MAX) },
+        RankReport::Saved(Commit { name: "../../x".to_owned(), ..commit.clone() }),
+        RankReport::Saved(Commit { bytes: u64::MAX, ..commit.clone() }),
+    ] {
+        let before = engine.status().stale_messages;
+        assert_eq!(report(&mut engine, at(9.0), 0, absurd), []);
+        assert_eq!(engine.status().stale_messages, before + 1);
+    }
+    report(&mut engine, at(9.0), 0, RankReport::Stepped(valid));
+    assert_eq!(engine.status().latest.unwrap().step, Step(5));
+    report(&mut engine, at(9.0), 0, RankReport::Saved(commit));
+    assert_eq!(engine.status().commit.unwrap().step, Step(7));
+}

@@ -67,20 +67,6 @@ pub enum SyntaxLanguage {
     Python,
 }
 
-impl Generate {
-    /// Number of texts in an evaluation of `samples` samples.
-    #[must_use]
-    pub fn texts(&self, samples: u64) -> u64 {
-        u64::from(self.samples).min(samples)
-    }
-
-    /// Position of the sample of a text among the `samples` of an evaluation.
-    #[must_use]
-    pub fn position(&self, text: u64, samples: u64) -> u64 {
-        (u128::from(text) * u128::from(samples) / u128::from(self.texts(samples).max(1))) as u64
-    }
-}
-
 impl Default for Evaluation {
     fn default() -> Self {
         Self {
@@ -110,6 +96,37 @@ impl Evaluation {
             most => samples.min(most),
         }
     }
+
+    /// Number of texts that a language model writes in an evaluation of `samples` samples.
+    #[must_use]
+    pub fn texts(&self, samples: u64) -> u64 {
+        self.generate.as_ref().map_or(0, |generate| u64::from(generate.samples).min(samples))
+    }
+
+    /// Number of batches of an evaluation of `samples` samples, and of those after them, whose prompts are continued.
+    #[must_use]
+    pub fn batches(&self, samples: u64) -> [u64; 2] {
+        [samples, self.texts(samples)].map(|count| count.div_ceil(u64::from(self.batch)))
+    }
+
+    /// Positions of the samples of a batch among the `samples` of an evaluation. The batches of [`texts`](Self::texts)
+    /// follow the others.
+    #[must_use]
+    pub fn positions(&self, batch: u64, samples: u64) -> Vec<u64> {
+        let size = u64::from(self.batch);
+        let range = |batch: u64, end: u64| batch * size..((batch + 1) * size).min(end);
+        let ([batches, _], texts) = (self.batches(samples), self.texts(samples));
+        match batch.checked_sub(batches) {
+            None => range(batch, samples).collect(),
+            Some(batch) => range(batch, texts).map(|text| spread(text, texts, samples)).collect(),
+        }
+    }
+}
+
+/// The place of the `number`-th of `count` samples that are evenly spread over `all`.
+#[must_use]
+pub fn spread(number: u64, count: u64, all: u64) -> u64 {
+    (u128::from(number) * u128::from(all) / u128::from(count.max(1))) as u64
 }
 
 impl JobSpec {
@@ -170,16 +187,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_are_written_for_samples_that_are_evenly_spread() {
+    fn prompts_are_those_of_samples_that_are_evenly_spread() {
         let chosen = |samples, all| {
-            let generate = Generate { samples, ..Generate::default() };
-            let texts = 0..generate.texts(all);
-            texts.map(|text| generate.position(text, all)).collect::<Vec<u64>>()
+            let generate = Some(Generate { samples, ..Generate::default() });
+            let evaluation = Evaluation { batch: 2, generate, ..Evaluation::default() };
+            let [batches, text_batches] = evaluation.batches(all);
+            let batches = batches..batches + text_batches;
+            batches.map(|batch| evaluation.positions(batch, all)).collect::<Vec<_>>()
         };
-        assert_eq!(chosen(3, 10), [0, 3, 6]);
-        assert_eq!(chosen(1, 7), [0]);
-        assert_eq!(chosen(5, 3), [0, 1, 2]);
-        assert_eq!(chosen(2, u64::MAX), [0, u64::MAX / 2]);
+        assert_eq!(chosen(3, 10), [vec![0, 3], vec![6]]);
+        assert_eq!(chosen(1, 7), [[0]]);
+        assert_eq!(chosen(5, 3), [vec![0, 1], vec![2]]);
         assert!(chosen(3, 0).is_empty());
+        assert_eq!(spread(1, 2, u64::MAX), u64::MAX / 2);
+    }
+
+    #[test]
+    fn every_sample_is_in_one_batch() {
+        let evaluation = Evaluation { batch: 4, ..Evaluation::default() };
+        assert_eq!(evaluation.batches(9), [3, 0]);
+        let all: Vec<u64> = (0..3).flat_map(|batch| evaluation.positions(batch, 9)).collect();
+        assert!(all.into_iter().eq(0..9));
     }
 }

@@ -51,7 +51,7 @@ pub use self::{
     difference::FieldDifference,
     ema::Ema,
     error::{Error, Violation},
-    evaluation::{Evaluation, Generate, SyntaxLanguage},
+    evaluation::{Evaluation, Generate, SyntaxLanguage, spread},
     guard::{Guard, GuardRemedy},
     limits::{Limits, Target},
     loss::{LossKind, LossSpec},

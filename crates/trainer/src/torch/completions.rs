@@ -1,11 +1,13 @@
 //! Texts that a language model writes in an evaluation: it continues the prompts of samples.
 
-use std::{ops::Range, path::PathBuf};
+use std::{cell::OnceCell, ops::Range, path::PathBuf};
 
 use baton_data::{Batch, Inputs, NO_LABEL};
+use baton_job::message::GeneratedText;
 use baton_recipe::{JobSpec, spec::Generate};
 use baton_text::{Tokenizer, tokenizer::VOCABULARY_FILE};
 
+use super::network::{NetworkState, TorchNetwork};
 use crate::{
     learner::Error,
     sampling::{Prompt, Sampling},
@@ -19,15 +21,7 @@ pub(super) struct Completions {
     /// Folder of the model.
     folder: PathBuf,
     /// Loaded for the first evaluation: for a vocabulary of 256,000 it takes a second, which a recovery should not.
-    loaded: Option<(Tokenizer, Sampling)>,
-}
-
-/// A sample whose prompt is continued.
-#[derive(Debug)]
-pub(super) struct PromptedSample {
-    pub(super) prompt: Prompt,
-    /// The tokens that follow in the sample.
-    pub(super) reference: Vec<i64>,
+    loaded: OnceCell<(Tokenizer, Sampling)>,
 }
 
 impl Completions {
@@ -38,56 +32,64 @@ impl Completions {
     pub(super) fn of(spec: &JobSpec) -> Result<Option<Self>, Error> {
         let Some(generate) = spec.evaluation.generate.clone() else { return Ok(None) };
         let folder = PathBuf::from(&spec.model.path);
-        let mut completions = Self { generate, seed: spec.seed, folder, loaded: None };
+        let completions = Self { generate, seed: spec.seed, folder, loaded: OnceCell::new() };
         if !completions.folder.join(VOCABULARY_FILE).is_file() {
             // Fails, with the reason.
-            completions.load()?;
+            completions.loaded()?;
         }
         Ok(Some(completions))
     }
 
-    /// Loads the tokenizer, unless that was done before.
+    /// The texts that a network writes for the prompts of a batch; `None` if `is_interrupted`, which is called after every
+    /// token, returned true.
     ///
     /// # Errors
-    /// It cannot be read.
-    pub(super) fn load(&mut self) -> Result<(), Error> {
-        if self.loaded.is_none() {
-            let tokenizer = Tokenizer::load(&self.folder).map_err(|error| failed(&error))?;
-            let Generate { max_tokens, temperature, top_p, .. } = self.generate;
-            let stops = tokenizer.ends().iter().copied().map(i64::from).collect();
-            let sampling = Sampling { max_tokens, stops, temperature, top_p, seed: self.seed };
-            self.loaded = Some((tokenizer, sampling));
-        }
-        Ok(())
-    }
-
-    /// How tokens are chosen.
-    ///
-    /// # Errors
-    /// [`load`](Self::load) was not called.
-    pub(super) fn sampling(&self) -> Result<&Sampling, Error> {
-        self.loaded().map(|(_, sampling)| sampling)
-    }
-
-    /// The text of tokens, without the one that ends it.
-    ///
-    /// # Errors
-    /// The tokenizer cannot decode them.
-    pub(super) fn text(&self, tokens: &[i64]) -> Result<String, Error> {
+    /// The tokenizer cannot be read, or cannot decode a text; the device failed.
+    pub(super) fn write(
+        &self,
+        batch: &Batch,
+        network: &dyn TorchNetwork,
+        state: NetworkState<'_>,
+        is_interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<Vec<GeneratedText>>, Error> {
         let (tokenizer, sampling) = self.loaded()?;
-        let kept = match tokens {
-            [kept @ .., last] if sampling.stops.contains(last) => kept,
-            all => all,
+        let (prompts, references): (Vec<Prompt>, Vec<Vec<i64>>) =
+            prompts(batch).into_iter().unzip();
+        let mut written: Vec<Vec<i64>> = vec![Vec::new(); prompts.len()];
+        let mut interrupted = false;
+        let mut on_token = |text: usize, token: i64| {
+            written[text].push(token);
+            interrupted = is_interrupted();
+            !interrupted
         };
-        let tokens: Vec<u32> =
-            kept.iter().map(|token| u32::try_from(*token).unwrap_or_default()).collect();
-        tokenizer.decode(&tokens).map_err(|error| failed(&error))
+        // Where scores are not finite, as after a few updates in fp16, the texts end.
+        network.generate(&prompts, state, sampling, &mut on_token)?;
+        if interrupted {
+            return Ok(None);
+        }
+        let text = |tokens: &[i64]| {
+            let tokens = tokens.iter().map(|token| u32::try_from(*token).unwrap_or_default());
+            let tokens: Vec<u32> = tokens.collect();
+            tokenizer.decode_generated(&tokens).map_err(|error| failed(&error))
+        };
+        let texts = prompts.iter().zip(references).zip(written);
+        let texts = texts.map(|((prompt, reference), written)| {
+            let (prompt, sample) = (text(&prompt.tokens)?, prompt.number);
+            let (reference, text) = (text(&reference)?, text(&written)?);
+            Ok(GeneratedText { sample, prompt, reference, text })
+        });
+        texts.collect::<Result<_, Error>>().map(Some)
     }
 
     fn loaded(&self) -> Result<&(Tokenizer, Sampling), Error> {
-        let missing =
-            || Error::Recipe("evaluation.generate: the tokenizer is not loaded".to_owned());
-        self.loaded.as_ref().ok_or_else(missing)
+        if let Some(loaded) = self.loaded.get() {
+            return Ok(loaded);
+        }
+        let tokenizer = Tokenizer::load(&self.folder).map_err(|error| failed(&error))?;
+        let Generate { max_tokens, temperature, top_p, .. } = self.generate;
+        let stops = tokenizer.ends().iter().copied().map(i64::from).collect();
+        let sampling = Sampling { max_tokens, stops, temperature, top_p, seed: self.seed };
+        Ok(self.loaded.get_or_init(|| (tokenizer, sampling)))
     }
 }
 
@@ -95,8 +97,8 @@ fn failed(error: &baton_text::Error) -> Error {
     Error::Recipe(format!("evaluation.generate: {error}"))
 }
 
-/// The prompts of the samples of a batch.
-pub(super) fn prompts(batch: &Batch) -> Vec<PromptedSample> {
+/// The prompts of the samples of a batch, each with the tokens that follow in the sample.
+fn prompts(batch: &Batch) -> Vec<(Prompt, Vec<i64>)> {
     let Inputs::Tokens { tokens, lengths } = &batch.inputs else { return Vec::new() };
     let mut end = 0;
     let prompted = |(length, sample): (&i64, &u64)| {
@@ -105,7 +107,7 @@ pub(super) fn prompts(batch: &Batch) -> Vec<PromptedSample> {
         let (tokens, labels) = (tokens.get(start..end)?, batch.labels.get(start..end)?);
         let reference = completion(labels);
         let prompt = Prompt { tokens: tokens.get(..reference.start)?.to_vec(), number: *sample };
-        Some(PromptedSample { prompt, reference: tokens.get(reference)?.to_vec() })
+        Some((prompt, tokens.get(reference)?.to_vec()))
     };
     lengths.iter().zip(&batch.samples).filter_map(prompted).collect()
 }
@@ -144,11 +146,11 @@ mod tests {
         let batch = Batch { inputs, labels, samples: vec![10, 11, 12], ..Batch::default() };
         let found: Vec<_> = prompts(&batch)
             .into_iter()
-            .map(|sample| (sample.prompt.number, sample.prompt.tokens, sample.reference))
+            .map(|(prompt, reference)| (prompt.number, prompt.tokens, reference))
             .collect();
         assert_eq!(
             found,
-            [(10, vec![0, 1], vec![2, 3]), (11, vec![4], vec![5]), (12, vec![6, 7], vec![8]),]
+            [(10, vec![0, 1], vec![2, 3]), (11, vec![4], vec![5]), (12, vec![6, 7], vec![8])]
         );
     }
 }

@@ -17,7 +17,7 @@ use tch::{Device, Kind, Tensor};
 
 use super::{
     buffer::lend,
-    completions::{self, Completions},
+    completions::Completions,
     decoder::DecoderNetwork,
     failure::During,
     flat::{self, FlatLayout, FlatTensor, views},
@@ -644,35 +644,8 @@ impl Learner for TorchLearner {
         is_interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Vec<GeneratedText>>, Error> {
         self.refresh_for_evaluation()?;
-        self.completions.as_mut().map_or(Ok(()), Completions::load)?;
         let Some(completions) = &self.completions else { return Ok(Some(Vec::new())) };
-        let (prompts, references): (Vec<Prompt>, Vec<Vec<i64>>) = completions::prompts(batch)
-            .into_iter()
-            .map(|sample| (sample.prompt, sample.reference))
-            .unzip();
-        let mut written: Vec<Vec<i64>> = vec![Vec::new(); prompts.len()];
-        let mut interrupted = false;
-        let mut on_token = |text: usize, token: i64| {
-            written[text].push(token);
-            interrupted = is_interrupted();
-            !interrupted
-        };
-        let state = self.evaluation_state(weights);
-        // Where scores are not finite, as after a few updates in fp16, the texts end.
-        self.network.generate(&prompts, state, completions.sampling()?, &mut on_token)?;
-        if interrupted {
-            return Ok(None);
-        }
-        let texts =
-            prompts.iter().zip(references).zip(written).map(|((prompt, reference), text)| {
-                Ok(GeneratedText {
-                    sample: prompt.number,
-                    prompt: completions.text(&prompt.tokens)?,
-                    reference: completions.text(&reference)?,
-                    text: completions.text(&text)?,
-                })
-            });
-        texts.collect::<Result<_, Error>>().map(Some)
+        completions.write(batch, &*self.network, self.evaluation_state(weights), is_interrupted)
     }
 
     fn program(&self) -> Option<&str> {

@@ -74,17 +74,18 @@ fn refuse_file_of_checkpoint(out: &Path) -> Result<(), Failure> {
     })
 }
 
-/// Refuses to replace a file that is in use as something else: that of a model, or one that has no weights.
+/// Refuses to replace a file that is in use as something else: weights of a model, or a file that has none.
 fn refuse_other_file(out: &Path) -> Result<(), Failure> {
     if !out.exists() {
         return Ok(());
     }
     let folder = out.parent().unwrap_or(Path::new(""));
-    if folder.join(CONFIG).exists() {
-        let folder = folder.display();
+    // One file, or several: model-00001-of-00002.safetensors.
+    let is_model = out.file_name().is_some_and(|name| name.to_string_lossy().starts_with("model"));
+    if is_model && folder.join(CONFIG).exists() {
+        let (out, folder) = (out.display(), folder.display());
         return Err(bad_input(format!(
-            "{}: it is a file of the model in {folder}: give another path",
-            out.display()
+            "{out} has weights of the model in {folder}: give another path"
         )));
     }
     check_weights_file(out).map_err(|_| {
