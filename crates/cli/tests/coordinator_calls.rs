@@ -276,6 +276,26 @@ fn a_watch_of_a_job_that_has_ended_prints_its_events_and_ends() {
 }
 
 #[test]
+fn a_watched_status_waits_for_a_coordinator_that_restarts() {
+    let fake = FakeCoordinator::start(training());
+    let mut command = command(&fake, &["status", "--watch", "--json"]);
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    assert!(next_line(&mut output).contains("\"phase\":\"training\""));
+    let address = fake.address();
+    drop(fake);
+    let mut note = String::new();
+    BufReader::new(child.stderr.take().unwrap()).read_line(&mut note).unwrap();
+    assert!(note.ends_with("is not reachable, retrying for 30 s; the job may still run\n"), "{note}");
+
+    let state = FakeState { status: testing::completed(), ..training() };
+    let _fake = FakeCoordinator::start_at(address, state);
+    let mut lines = output.lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.contains("\"phase\":\"ended\"")));
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
 fn metrics_are_printed_as_table_json_and_csv() {
     let fake = FakeCoordinator::start(training());
     let points = testing::points().len();

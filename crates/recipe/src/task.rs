@@ -110,6 +110,19 @@ pub fn metrics(spec: &JobSpec) -> Vec<Metric> {
     }
 }
 
+/// Least and greatest value that a metric can have in evaluations of `spec`. Those of a program are not known.
+#[must_use]
+pub fn range(spec: &JobSpec, metric: &Metric) -> (f64, f64) {
+    match &*metric.name {
+        _ if metric.is_fraction => (0.0, 1.0),
+        _ if spec.loss.kind == LossKind::Program => (f64::NEG_INFINITY, f64::INFINITY),
+        "spearman" | "pearson" => (-1.0, 1.0),
+        "perplexity" => (1.0, f64::INFINITY),
+        BLEU => (0.0, 100.0),
+        _ => (0.0, f64::INFINITY),
+    }
+}
+
 /// Those of [`metrics`] that are means over all samples, without the loss, in the order of the task's sums.
 #[must_use]
 pub fn means(spec: &JobSpec) -> Vec<Metric> {

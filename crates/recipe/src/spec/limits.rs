@@ -65,10 +65,18 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
     let share = "must be above 0 and at most 1, e.g. 0.78 for 78 %";
     if let Some(Target { metric, value }) = &limits.target {
         check_metric(spec, "limits.target.metric", metric, rules);
-        let is_fraction = task::find(metric).is_fraction;
-        let fits = value.is_finite() && (!is_fraction || (0.0 < *value && *value <= 1.0));
-        let rule = if is_fraction { share } else { "must be a number" };
-        rules.check(fits, "limits.target.value", value, rule);
+        let metric = task::find(metric);
+        let (least, most) = task::range(spec, &metric);
+        // Every evaluation reaches a share of 0.
+        let is_above = if metric.is_fraction { least < *value } else { least <= *value };
+        let rule = match (metric.is_fraction, least.is_finite(), most.is_finite()) {
+            (true, ..) => share.to_owned(),
+            (false, true, true) => format!("must be a number from {least} to {most}"),
+            (false, true, false) => format!("must be a number, at least {least}"),
+            (false, false, _) => "must be a number".to_owned(),
+        };
+        let fits = value.is_finite() && is_above && *value <= most;
+        rules.check(fits, "limits.target.value", value, &rule);
     }
     if let Some(target) = limits.target_top1 {
         rules.check(0.0 < target && target <= 1.0, "limits.target_top1", target, share);

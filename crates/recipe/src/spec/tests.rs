@@ -118,6 +118,14 @@ fn wrong_values_are_refused() {
             "limits.target.value = 78: must be above 0 and at most 1, e.g. 0.78 for 78 %",
         ),
         (
+            &["limits.target={metric='loss', value=-1.0}"],
+            "limits.target.value = -1: must be a number, at least 0",
+        ),
+        (
+            &["loss.kind=mse", "limits.target={metric='spearman', value=1.5}"],
+            "limits.target.value = 1.5: must be a number from -1 to 1",
+        ),
+        (
             &["limits.target={metric='mae', value=0.5}"],
             "limits.target.metric = mae: is not a metric of this recipe; its metrics are top1, top5, loss",
         ),
