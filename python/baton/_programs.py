@@ -17,6 +17,17 @@ class RefusedError(Exception):
     """A program refused a file; the text is its line."""
 
 
+class JobError(Exception):
+    """A job failed, or a command about one; the text says what and what to do.
+
+    `exit_code` is that of Baton's program: 1, a retry may help; 2, it does not.
+    """
+
+    def __init__(self, message: str, exit_code: int | None = None) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
 class UnusableError(Exception):
     """A program cannot be run, or is another one of the same name."""
 
@@ -40,6 +51,32 @@ def find(name: str) -> Path | None:
         return beside
     found = shutil.which(name)
     return Path(found) if found else None
+
+
+def baton() -> Path:
+    """The program `baton`. Raises FileNotFoundError if there is none."""
+    if found := find("baton"):
+        return found
+    raise FileNotFoundError(f"no program baton was found: set {FOLDER_VARIABLE} to the folder of Baton's programs")
+
+
+def call_baton(*arguments: Any) -> list[dict[str, Any]]:
+    """The JSON that a command prints: one value, or one per line. Raises JobError with the line of its error."""
+    done = run([baton(), *arguments])
+    if done.returncode != 0:
+        raise job_error(done.returncode, done.stderr)
+    values, text = [], done.stdout.lstrip()
+    while text:
+        value, end = json.JSONDecoder().raw_decode(text)
+        values.append(value)
+        text = text[end:].lstrip()
+    return values
+
+
+def job_error(exit_code: int, errors: str) -> JobError:
+    """The error of a command that has ended with this code and text."""
+    lines = errors.splitlines() or [f"baton ended with exit code {exit_code}"]
+    return JobError(lines[-1].removeprefix("error: "), exit_code)
 
 
 def _can_run(program: Path) -> bool:

@@ -286,7 +286,10 @@ fn a_watched_status_waits_for_a_coordinator_that_restarts() {
     drop(fake);
     let mut note = String::new();
     BufReader::new(child.stderr.take().unwrap()).read_line(&mut note).unwrap();
-    assert!(note.ends_with("is not reachable, retrying for 30 s; the job may still run\n"), "{note}");
+    assert!(
+        note.ends_with("is not reachable, retrying for 30 s; the job may still run\n"),
+        "{note}"
+    );
 
     let state = FakeState { status: testing::completed(), ..training() };
     let _fake = FakeCoordinator::start_at(address, state);

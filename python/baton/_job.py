@@ -1,0 +1,246 @@
+"""Starts, watches and controls jobs."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from baton import _programs
+from baton._programs import JobError
+from baton._run import Run
+
+# What `baton up` prints, in the run folder.
+_OUTPUT = "baton-up.jsonl"
+_ERRORS = "baton-up.log"
+# Exit codes of `baton up` that are not errors: complete, stopped, a limit is reached, saved and stopped.
+_ENDS = (0, 3, 4, 75)
+# As `baton up` itself waits for a coordinator.
+_START_SECONDS = 120.0
+_POLL_SECONDS = 0.2
+
+
+def up(
+    recipe: str | os.PathLike[str],
+    *,
+    set: Mapping[str, Any] | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    ranks: int | None = None,
+    arguments: tuple[str, ...] = (),
+) -> Job:
+    """Trains on this machine, as `baton up` does, and returns once the job's coordinator answers.
+
+    The job is a process of its own: it goes on if this Python ends or its kernel is restarted, and `attach` finds it
+    again. If the run folder has an unfinished job, it is resumed where it stopped.
+
+        job = baton.up("digits_cpu", set={"train.epochs": 3})
+        job.wait()
+        job.run.evaluations()
+
+    `recipe` is a file, or the name of a recipe that comes with Baton. `set` changes values of the recipe. `run_dir` is
+    `runs/NAME` by default, `ranks` one per GPU, or one. `arguments` are other flags of `baton up`.
+
+    Raises JobError if the job does not start, with the line that says why; also if a job runs in the folder already.
+    """
+    baton = _programs.baton()
+    changes = [argument for key, value in (set or {}).items() for argument in ("--set", f"{key}={_toml(value)}")]
+    if run_dir is None:
+        (shown,) = _programs.call_baton("recipe", "show", "--json", os.fspath(recipe), *changes)
+        run_dir = Path("runs", shown["name"])
+    folder = Path(run_dir)
+    if _answers(folder):
+        raise JobError(f"a job runs in {folder} already: baton.attach({os.fspath(folder)!r}) returns it")
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [baton, "up", os.fspath(recipe), *changes, "--json", "--run-dir", folder, "--listen", "127.0.0.1:0"]
+    command += ["--ranks", str(ranks)] if ranks is not None else []
+    with (folder / _OUTPUT).open("wb") as output, (folder / _ERRORS).open("wb") as errors:
+        # Its own session: an interrupted kernel sends SIGINT to all processes of its own.
+        process = subprocess.Popen(
+            [*map(str, command), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            start_new_session=True,
+        )
+    job = Job(folder, process)
+    deadline = time.monotonic() + _START_SECONDS
+    while not _answers(folder):
+        if (code := process.poll()) is not None:
+            if code in _ENDS:
+                break
+            lines = (folder / _ERRORS).read_text(errors="replace").splitlines()
+            raise JobError((lines or [f"baton up ended with exit code {code}"])[-1].removeprefix("error: "), code)
+        if time.monotonic() > deadline:
+            raise JobError(f"the coordinator in {folder} does not answer: see {folder / _ERRORS}")
+        time.sleep(_POLL_SECONDS)
+    return job
+
+
+def attach(run_dir: str | os.PathLike[str]) -> Job:
+    """The job that runs in a run folder, whoever started it.
+
+    Raises JobError if none runs there.
+    """
+    job = Job(Path(run_dir))
+    if job.status()["phase"] != "ended" and job._last_line():
+        # The file is that of an earlier job here, which `up` started; this one was started otherwise.
+        job._prints_here = False
+    return job
+
+
+class Job:
+    """A job that `up` started or `attach` found.
+
+    Every method that calls the coordinator raises JobError if it refuses or does not answer.
+    """
+
+    def __init__(self, run_dir: Path, process: subprocess.Popen[bytes] | None = None) -> None:
+        self.run_dir = run_dir
+        self._process = process
+        self._since = time.time()
+        # Whether `baton up` prints into the run folder.
+        self._prints_here = (run_dir / _OUTPUT).exists()
+
+    def __repr__(self) -> str:
+        return f"baton.attach({os.fspath(self.run_dir)!r})"
+
+    @property
+    def run(self) -> Run:
+        """The files of the run: metrics, evaluations, checkpoints."""
+        return Run(self.run_dir)
+
+    def status(self) -> dict[str, Any]:
+        """Phase, progress, ranks, machines, cost: what `baton status --json` prints."""
+        return self._call("status")[0]
+
+    def watch(self, after: int = 0) -> Iterator[dict[str, Any]]:
+        """The events of the job with a greater `id` than `after`, as they happen, until it ends: what
+        `baton watch --json` prints."""
+        command = [_programs.baton(), "watch", "--json", "--after", str(after), "--run-dir", self.run_dir]
+        with subprocess.Popen(
+            [*map(str, command)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as process:
+            output: IO[str] = process.stdout  # type: ignore[assignment]
+            errors: IO[str] = process.stderr  # type: ignore[assignment]
+            try:
+                for line in output:
+                    yield json.loads(line)
+                if process.wait() != 0:
+                    raise _programs.job_error(process.returncode, errors.read())
+            finally:
+                process.kill()
+
+    def pause(self, reason: str = "Python") -> None:
+        """Pauses training after the current step; the ranks keep their state."""
+        self._call("pause", "--reason", reason)
+
+    def resume(self) -> None:
+        """Resumes training after `pause`."""
+        self._call("resume")
+
+    def checkpoint(self) -> None:
+        """Asks for a checkpoint after the current step."""
+        self._call("checkpoint", "now")
+
+    def drain(self, reason: str = "Python") -> None:
+        """Saves after the current step and stops; `up` resumes there. `wait` returns once that is done."""
+        self._call("drain", "--reason", reason)
+
+    def stop(self) -> None:
+        """Stops at once, without saving: work since the last checkpoint is lost."""
+        self._call("stop")
+
+    def wait(self, timeout: float | None = None) -> dict[str, Any]:
+        """Waits until the job has ended, and returns its last status; `reason` says how it ended.
+
+        `timeout` is in seconds. Raises TimeoutError after that time, and JobError if the job failed. An interrupt only
+        ends the waiting.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            # Whether it is gone comes first: what it has written last is then there.
+            is_gone = self._is_gone()
+            if self._prints_here and (end := self._last_line()):
+                return _outcome(end["status"], end["exit_code"])
+            status = self._reported_status() if is_gone else self._status_if_any()
+            if status is not None and status["phase"] == "ended" and (is_gone or not self._prints_here):
+                return _outcome(status)
+            if is_gone:
+                raise JobError(f"all processes of the job in {self.run_dir} are gone: baton.up resumes it")
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"the job in {self.run_dir} still runs after {timeout} s")
+            time.sleep(_POLL_SECONDS)
+
+    def _last_line(self) -> dict[str, Any] | None:
+        """What `baton up` prints last, once it has."""
+        try:
+            lines = (self.run_dir / _OUTPUT).read_bytes().splitlines(keepends=True)
+        except FileNotFoundError:
+            return None
+        if not lines or not lines[-1].endswith(b"\n"):
+            return None
+        last = json.loads(lines[-1])
+        return last if last["type"] == "end" else None
+
+    def _is_gone(self) -> bool:
+        """Whether no process of the job is left."""
+        if self._process is not None:
+            self._process.poll()
+        try:
+            lock = (self.run_dir / "baton-up.lock").open("rb")
+        except FileNotFoundError:
+            # The coordinator was not started by `baton up`.
+            return not (self.run_dir / "coordinator.json").exists()
+        with lock:
+            try:
+                # All processes of the job hold it.
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            return True
+
+    def _status_if_any(self) -> dict[str, Any] | None:
+        try:
+            return self.status()
+        except JobError:
+            return None
+
+    def _reported_status(self) -> dict[str, Any] | None:
+        """The status in the report, unless an earlier run has written it."""
+        path = self.run_dir / "report.json"
+        is_new = path.exists() and path.stat().st_mtime >= self._since
+        return self.run.status() if is_new else None
+
+    def _call(self, *command: str) -> list[dict[str, Any]]:
+        return _programs.call_baton(*command, "--json", "--run-dir", self.run_dir)
+
+
+def _answers(folder: Path) -> bool:
+    return (folder / "coordinator.json").exists() and Job(folder)._status_if_any() is not None
+
+
+def _outcome(status: dict[str, Any], exit_code: int | None = None) -> dict[str, Any]:
+    outcome = status["outcome"] or {}
+    if outcome.get("kind") == "failed" or (exit_code is not None and exit_code not in _ENDS):
+        raise JobError(outcome.get("reason") or status["reason"], exit_code)
+    return status
+
+
+def _toml(value: Any) -> str:
+    """A value as in a recipe."""
+    match value:
+        case bool() | str():
+            return json.dumps(value, ensure_ascii=False)
+        case int() | float():
+            return repr(value)
+        case Mapping():
+            return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
+        case list() | tuple():
+            return "[" + ", ".join(map(_toml, value)) + "]"
+        case _:
+            raise TypeError(f"{value!r} is no value of a recipe: give a number, text, bool, list or dict")

@@ -1,0 +1,109 @@
+"""The files of a run folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from baton import _programs
+
+
+class Run:
+    """What a run folder holds: metrics, evaluations, events, recoveries, checkpoints.
+
+    It can be read while the job trains, and after its end, on any machine that has the folder. Every method reads the
+    files anew. Rows are dictionaries, of which `pandas.DataFrame` makes a table:
+
+        pandas.DataFrame(baton.Run("runs/digits_cpu").metrics()).plot("step", "loss")
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Opens a run folder, such as `runs/digits_cpu`.
+
+        Raises FileNotFoundError if no job has run there.
+        """
+        self.path = Path(path)
+        if not (self.path / "journal.redb").exists():
+            raise FileNotFoundError(f"{self.path} is no run folder: it has no journal.redb")
+
+    def __repr__(self) -> str:
+        return f"baton.Run({str(self.path)!r})"
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """A row per reported step, of the steps that count: those that were repeated after a rollback or from a
+        checkpoint are there once.
+
+        Columns: `unix_millis`, `generation`, `step`, `epoch`, `loss`, `lr`, `gradient_norm`, `samples_per_second` and
+        others of docs/watching.md, and one per metric of the task, such as `top1`.
+        """
+        return self._rows("step")
+
+    def evaluations(self) -> list[dict[str, Any]]:
+        """A row per evaluation that counts, with `step`, `samples`, `extent` and one column per metric; those of
+        averaged weights begin with `ema_`. `texts` are those that a language model wrote, shortened."""
+        return self._rows("evaluation")
+
+    def events(self) -> list[dict[str, Any]]:
+        """The events of the job, the oldest first: `id`, `unix_millis`, `kind`, `generation`, `step`, `message`.
+
+        While the job runs, they are as old as its report: `Job.watch` has them at once.
+        """
+        return self._report()["events"]
+
+    def recoveries(self) -> list[dict[str, Any]]:
+        """The newest recoveries, with their cause, durations in seconds and lost steps."""
+        return self._report()["status"]["recoveries"]
+
+    def status(self) -> dict[str, Any]:
+        """The newest status in the job's report, as `baton status --json` prints it."""
+        return self._report()["status"]
+
+    def checkpoints(self) -> list[dict[str, Any]]:
+        """The checkpoints in the run folder, the newest first, as `baton checkpoint ls --json` prints them.
+
+        Raises JobError if they cannot be listed.
+        """
+        return _programs.call_baton("checkpoint", "ls", "--json", "--dir", self.path / "checkpoints")
+
+    def _report(self) -> dict[str, Any]:
+        path = self.path / "report.json"
+        try:
+            return json.loads(path.read_bytes())
+        except FileNotFoundError:
+            raise FileNotFoundError(f"{path} is not there yet: it is written a minute after the start") from None
+
+    def _rows(self, kind: str) -> list[dict[str, Any]]:
+        rows: dict[int, dict[str, Any]] = {}
+        for point in self._points():
+            if (began_at := point.get("began_at")) is not None:
+                # Later steps were lost, and are trained again.
+                rows = {step: row for step, row in rows.items() if step <= began_at}
+            elif value := point.get(kind):
+                rows[value["step"]] = _flat(point, value)
+        return [rows[step] for step in sorted(rows)]
+
+    def _points(self) -> Iterator[dict[str, Any]]:
+        path = self.path / "metrics.jsonl"
+        if not path.exists():
+            return
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if not line.endswith(b"\n"):
+                    return  # It is being written.
+                try:
+                    yield json.loads(line)
+                except ValueError:
+                    raise ValueError(f"{path}, line {number} is no JSON: the file is damaged") from None
+
+
+def _flat(point: dict[str, Any], value: dict[str, Any]) -> dict[str, Any]:
+    """A row without nested values."""
+    row = {"unix_millis": point["unix_millis"], "generation": point["generation"]}
+    row |= {name: field for name, field in value.items() if name not in ("metrics", "ema")}
+    row |= {metric["name"]: metric["value"] for metric in value["metrics"]}
+    if ema := value.get("ema"):
+        row |= {f"ema_{metric['name']}": metric["value"] for metric in ema["metrics"]}
+    return row
