@@ -349,7 +349,8 @@ def _probe(
         raise RuntimeError(f"{program} probe ended with exit code {done.returncode}: {said or 'it printed nothing'}")
     if not out.is_file():
         raise RuntimeError(f"{program} probe wrote no results: use the programs of this package's version")
-    return load_file(out)
+    results: Tensors = load_file(out)
+    return results
 
 
 def _aliases(model: torch.nn.Module) -> dict[str, str]:

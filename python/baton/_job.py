@@ -9,7 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from baton import _programs
 from baton._programs import JobError
@@ -125,13 +125,12 @@ class Job:
         with subprocess.Popen(
             [*map(str, command)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
         ) as process:
-            output: IO[str] = process.stdout  # type: ignore[assignment]
-            errors: IO[str] = process.stderr  # type: ignore[assignment]
+            assert process.stdout and process.stderr
             try:
-                for line in output:
+                for line in process.stdout:
                     yield json.loads(line)
                 if process.wait() != 0:
-                    raise _programs.job_error(process.returncode, errors.read())
+                    raise _programs.job_error(process.returncode, process.stderr.read())
             finally:
                 process.kill()
 

@@ -51,15 +51,18 @@ class Run:
 
         While the job runs, they are as old as its report: `Job.watch` has them at once.
         """
-        return self._report()["events"]
+        events: list[dict[str, Any]] = self._report()["events"]
+        return events
 
     def recoveries(self) -> list[dict[str, Any]]:
         """The newest recoveries, with their cause, durations in seconds and lost steps."""
-        return self._report()["status"]["recoveries"]
+        recoveries: list[dict[str, Any]] = self.status()["recoveries"]
+        return recoveries
 
     def status(self) -> dict[str, Any]:
         """The newest status in the job's report, as `baton status --json` prints it."""
-        return self._report()["status"]
+        status: dict[str, Any] = self._report()["status"]
+        return status
 
     def checkpoints(self) -> list[dict[str, Any]]:
         """The checkpoints in the run folder, the newest first, as `baton checkpoint ls --json` prints them.
@@ -71,7 +74,8 @@ class Run:
     def _report(self) -> dict[str, Any]:
         path = self.path / "report.json"
         try:
-            return json.loads(path.read_bytes())
+            report: dict[str, Any] = json.loads(path.read_bytes())
+            return report
         except FileNotFoundError:
             raise FileNotFoundError(f"{path} is not there yet: it is written a minute after the start") from None
 

@@ -42,6 +42,7 @@ fi
 
 if [ "$package" = yes ]; then
     scripts/parity/setup.sh
+    "$venv/bin/python" -m mypy --config-file python/pyproject.toml python/baton
     BATON_BIN=$(realpath "$programs") "$venv/bin/python" -m pytest --quiet python/tests
 fi
 
