@@ -157,10 +157,16 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Fai
     let engine = match Engine::replay(spec, &records, clock.now()) {
         Some(resumed) => match changes(resumed.origin(), spec, &store)?.as_slice() {
             // Other data do not show in the recipe: only the ranks compare them.
-            [] if resumed.restore().allow_recipe_change || !args.allow_recipe_change => resumed,
-            _ if args.allow_recipe_change => {
+            [] if !has_new_end(&resumed, spec)
+                && (resumed.restore().allow_recipe_change || !args.allow_recipe_change) =>
+            {
+                resumed
+            }
+            changes if changes.is_empty() || args.allow_recipe_change => {
                 // A checkpoint that the old run must not resume from is excluded for this run too.
-                let restore = Restore { allow_recipe_change: true, ..resumed.restore() };
+                let restore = resumed.restore();
+                let allow_recipe_change = restore.allow_recipe_change || args.allow_recipe_change;
+                let restore = Restore { allow_recipe_change, ..restore };
                 drop(journal);
                 set_aside(&path)?;
                 (journal, records) = open(&path)?;
@@ -176,6 +182,14 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Fai
         ),
     };
     Ok(PreparedJob { engine, journal, store, records })
+}
+
+/// Whether a job that is complete may go on, because the recipe now has another target or patience.
+fn has_new_end(resumed: &Engine, spec: &JobSpec) -> bool {
+    let is_complete = resumed.outcome() == Some(&Outcome::Completed);
+    let saved = resumed.origin().recipe.as_ref().and_then(|saved| JobSpec::from_saved(saved).ok());
+    let end = |spec: &JobSpec| (spec.limits.target(), spec.limits.patience);
+    is_complete && saved.is_some_and(|saved| end(&saved) != end(spec))
 }
 
 /// A job that is complete does not start, so no rank would notice that its checkpoints are gone.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use baton_checkpoint::{Entry, Store};
-use baton_job::{Time, engine::Event};
+use baton_job::{Time, engine::Event, shortened};
 use baton_proto::{
     refusal,
     v1::{self, job_service_server::JobService},
@@ -87,7 +87,7 @@ impl JobService for JobApi {
         &self,
         request: Request<v1::DrainRequest>,
     ) -> Result<Response<v1::DrainResponse>, Status> {
-        let reason = reason_or_default(request.into_inner().reason);
+        let reason = shown_reason(&request.into_inner().reason);
         self.current.job()?.queue(Event::Drain { reason }.into())?;
         Ok(Response::new(v1::DrainResponse {}))
     }
@@ -104,7 +104,7 @@ impl JobService for JobApi {
         &self,
         request: Request<v1::PauseRequest>,
     ) -> Result<Response<v1::PauseResponse>, Status> {
-        self.request(UserRequest::Pause { reason: reason_or_default(request.into_inner().reason) })
+        self.request(UserRequest::Pause { reason: shown_reason(&request.into_inner().reason) })
             .await?;
         Ok(Response::new(v1::PauseResponse {}))
     }
@@ -326,8 +326,11 @@ fn points(
     Box::pin(past.chain(live))
 }
 
-fn reason_or_default(reason: String) -> String {
-    if reason.is_empty() { "requested by a user".to_owned() } else { reason }
+/// A user's reason as one line of limited length: it is stored, and shown to people.
+fn shown_reason(reason: &str) -> String {
+    const MAX_CHARS: usize = 300;
+    let line = reason.split_whitespace().collect::<Vec<_>>().join(" ");
+    if line.is_empty() { "requested by a user".to_owned() } else { shortened(&line, MAX_CHARS) }
 }
 
 fn idle(coordinator_started_unix_seconds: u64) -> v1::GetStatusResponse {
@@ -379,5 +382,17 @@ pub(crate) fn event_message(event: LoggedEvent) -> v1::WatchEventsResponse {
         generation: event.generation.0,
         step: event.step.map(|step| step.0),
         message: event.message,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reason_is_one_line_of_limited_length() {
+        assert_eq!(shown_reason("lunch\n 00:00 forged\tline "), "lunch 00:00 forged line");
+        assert_eq!(shown_reason(" \n"), "requested by a user");
+        assert_eq!(shown_reason(&"x".repeat(60_000)).chars().count(), 301);
     }
 }

@@ -165,6 +165,16 @@ async fn restart_of_a_completed_job_opens_no_generation() {
 }
 
 #[tokio::test]
+async fn a_job_that_has_reached_its_target_goes_on_with_a_higher_one() {
+    let mut cluster = Cluster::new().set("limits.target={ metric='top1', value=0.2 }");
+    cluster.run_to_the_end(1).await;
+    assert!(cluster.log("coordinator").contains("is reached"), "{}", cluster.log("coordinator"));
+    let mut cluster = cluster.set("limits.target.value=1.0");
+    let state = cluster.run_to_the_end(1).await;
+    assert!(Cluster::new().run_to_the_end(1).await == state, "all epochs, as without a target");
+}
+
+#[tokio::test]
 async fn run_without_auto_resume_starts_again_and_keeps_the_old_checkpoints() {
     let mut cluster = Cluster::new().set("train.epochs=2");
     let first = cluster.run_to_the_end(1).await;

@@ -158,3 +158,27 @@ async fn up_saves_and_stops_although_its_coordinator_does_not_answer() {
     assert!(log.contains("it is ended, and the agent saves and stops without it"), "{log}");
     cluster.assert_undisturbed_bits().await;
 }
+
+#[tokio::test]
+async fn up_saves_and_stops_although_its_coordinator_can_never_start_again() {
+    let mut cluster = Cluster::endless();
+    let mut up = cluster.up(&[], &[]);
+    cluster.served_by(&up).await;
+    cluster.events().await.saved_at(30).await;
+    // The next coordinator cannot write this file, as on a full disk.
+    let file = cluster.run_dir().join("coordinator.json");
+    fs::remove_file(&file).unwrap();
+    fs::create_dir(&file).unwrap();
+    kill(child(&up, "baton-coordinator"));
+    let look = async || cluster.log("up").contains("cannot be written").then_some(());
+    cluster.until("the coordinator cannot start", look).await;
+
+    interrupt(up.id().unwrap());
+
+    let drained = end_of(&mut up).await;
+    let log = cluster.log("up");
+    assert_eq!(drained.code(), Some(i32::from(exit::DRAINED)), "{log}");
+    let newest = cluster.checkpoint_names().into_iter().max().unwrap();
+    let text = format!("the coordinator did not answer; the newest checkpoint is {newest})");
+    assert!(log.contains(&text), "{text}: {log}");
+}

@@ -41,10 +41,10 @@ pub(crate) struct Args {
     #[arg(long, value_name = "N", default_value_t = 256, value_parser = clap::value_parser!(u32).range(1..))]
     max_tokens: u32,
     /// Draw tokens by their probability, the scores divided by this first; 0 takes the most likely one.
-    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = in_range::<0, 100>)]
+    #[arg(long, value_name = "T", default_value_t = 0.0, value_parser = temperature)]
     temperature: f64,
     /// Draw only the most likely tokens, as many as have this share of the probability together.
-    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = in_range::<0, 1>)]
+    #[arg(long, value_name = "P", default_value_t = 1.0, value_parser = share)]
     top_p: f64,
     /// Seed of the draws.
     #[arg(long, value_name = "N", default_value_t = 0)]
@@ -57,12 +57,17 @@ pub(crate) struct Args {
     json: bool,
 }
 
-fn in_range<const MIN: u32, const MAX: u32>(text: &str) -> Result<f64, String> {
-    let number: f64 = text.parse().map_err(|_| "it is not a number".to_owned())?;
-    match (f64::from(MIN)..=f64::from(MAX)).contains(&number) {
-        true => Ok(number),
-        false => Err(format!("it must be between {MIN} and {MAX}")),
-    }
+fn temperature(text: &str) -> Result<f64, String> {
+    number(text, |number| (0.0..=100.0).contains(&number), "it must be between 0 and 100")
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    number(text, |number| 0.0 < number && number <= 1.0, "it must be above 0 and at most 1")
+}
+
+fn number(text: &str, fits: fn(f64) -> bool, rule: &str) -> Result<f64, String> {
+    let number = text.parse().map_err(|_| "it is not a number".to_owned())?;
+    if fits(number) { Ok(number) } else { Err(rule.to_owned()) }
 }
 
 /// Output of `--json`.

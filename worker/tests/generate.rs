@@ -80,9 +80,12 @@ fn what_cannot_be_continued_is_refused_in_one_line() {
         assert_eq!((code, output.as_str()), (2, ""), "{error}");
         assert!(error.contains(expected) && error.lines().count() == 1, "{error}");
     }
-    let (code, _, error) = generate(model.folder(), RECIPE, &["--prompt", "hi", "--top-p", "1.5"]);
-    assert_eq!(code, 2);
-    assert!(error.contains("it must be between 0 and 1"), "{error}");
+    for share in ["0", "1.5"] {
+        let flags = ["--prompt", "hi", "--top-p", share];
+        let (code, _, error) = generate(model.folder(), RECIPE, &flags);
+        assert_eq!(code, 2);
+        assert!(error.contains("it must be above 0 and at most 1"), "{error}");
+    }
 
     let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/../recipes/digits_cpu.toml");
     let mut command = Command::new(env!("CARGO_BIN_EXE_baton-worker"));

@@ -85,6 +85,8 @@ fn a_printed_recipe_is_complete_and_reads_as_the_same_recipe() {
     assert!(json.contains(r#""virtual_ranks": 8"#), "{json}");
     let whole = show(&["good.toml", "--set", "train.epochs=3", "--samples", "640"]);
     assert!(whole.contains("3 epochs, 30 steps"), "{whole}");
+    let huge = show(&["good.toml", "--set", "schedule.lr=1e308", "--samples", "640"]);
+    assert!(huge.contains("####"), "{huge}");
     let without_origins: String = whole
         .lines()
         .map(|line| line.split('#').next().unwrap().trim_end().to_owned() + "\n")
@@ -159,6 +161,33 @@ fn a_recipe_is_found_by_its_name_in_recipes() {
     folder.write("recipes/mine.toml", RECIPE);
     let text = stdout(&folder.baton(&["recipe", "check", "mine", "--samples", "6400"]));
     assert_eq!(text, "recipes/mine.toml: ok: 2 epochs, 200 steps over 6,400 samples\n");
+}
+
+#[test]
+fn a_recipe_and_its_data_are_found_where_the_programs_are_installed() {
+    let test = TestFolder::new();
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    for folder in ["installed/bin", "installed/recipes", "installed/assets/digits", "elsewhere"] {
+        fs::create_dir_all(test.0.path().join(folder)).unwrap();
+    }
+    let program = test.0.path().join("installed/bin/baton");
+    fs::hard_link(env!("CARGO_BIN_EXE_baton"), &program).unwrap();
+    for file in [
+        "recipes/digits_cpu.toml",
+        "assets/digits/digits-train.beton",
+        "assets/digits/digits-val.beton",
+    ] {
+        fs::copy(root.join(file), test.0.path().join("installed").join(file)).unwrap();
+    }
+    let check = |recipe: &str| {
+        let mut command = Command::new(&program);
+        command.args(["recipe", "check", recipe]).current_dir(test.0.path().join("elsewhere"));
+        command.output().unwrap()
+    };
+    let text = stdout(&check("digits_cpu"));
+    assert!(text.contains("recipes/digits_cpu.toml: ok: 16 epochs"), "{text}");
+    assert!(text.contains("over 1,437 samples"), "{text}");
+    assert_eq!(check("digits_gpu").status.code(), Some(2));
 }
 
 #[test]

@@ -13,7 +13,8 @@ use baton_job::{
     session::Event,
 };
 use parking_lot::Mutex;
-use sysinfo::{CpuRefreshKind, Disks, MemoryRefreshKind, Networks, RefreshKind, System};
+use rustix::fs::statvfs;
+use sysinfo::{CpuRefreshKind, MemoryRefreshKind, Networks, RefreshKind, System};
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::{AgentInput, InputQueue, gpus::Gpus};
@@ -61,7 +62,6 @@ struct HostMeter {
     run_dir: PathBuf,
     system: System,
     networks: Networks,
-    disks: Disks,
     measured_at: Instant,
 }
 
@@ -74,7 +74,6 @@ impl HostMeter {
             run_dir,
             system: System::new_with_specifics(measured),
             networks: Networks::new_with_refreshed_list(),
-            disks: Disks::new_with_refreshed_list(),
             measured_at: Instant::now(),
         }
     }
@@ -84,23 +83,21 @@ impl HostMeter {
         self.system.refresh_cpu_usage();
         self.system.refresh_memory();
         self.networks.refresh(true);
-        self.disks.refresh(true);
         let seconds = self.measured_at.elapsed().as_secs_f64().max(1e-3);
         self.measured_at = Instant::now();
         let outside = || self.networks.iter().filter(|(name, _)| *name != "lo").map(|(_, net)| net);
         let per_second = |bytes: u64| bytes as f64 / seconds;
-        // The deepest mount point that contains the run folder.
-        let holds = |disk: &&sysinfo::Disk| self.run_dir.starts_with(disk.mount_point());
-        let depth = |disk: &&sysinfo::Disk| disk.mount_point().as_os_str().len();
-        let disk = self.disks.list().iter().filter(holds).max_by_key(depth);
+        let disk = statvfs(&self.run_dir).ok();
+        let disk = disk.map(|disk| [disk.f_bavail, disk.f_blocks].map(|n| n * disk.f_frsize));
+        let [disk_free, disk_total] = disk.unwrap_or_default();
         HostStats {
             name: System::host_name().unwrap_or_default(),
             cpu: f64::from(self.system.global_cpu_usage() / 100.0).clamp(0.0, 1.0),
             cpus: u32::try_from(self.system.cpus().len()).unwrap_or(u32::MAX),
             memory_used: self.system.total_memory().saturating_sub(self.system.available_memory()),
             memory_total: self.system.total_memory(),
-            disk_free: disk.map_or(0, sysinfo::Disk::available_space),
-            disk_total: disk.map_or(0, sysinfo::Disk::total_space),
+            disk_free,
+            disk_total,
             received_per_second: per_second(outside().map(sysinfo::NetworkData::received).sum()),
             sent_per_second: per_second(outside().map(sysinfo::NetworkData::transmitted).sum()),
         }
@@ -118,7 +115,7 @@ mod tests {
         let host = machine.measure();
         assert!(host.cpus > 0 && (0.0..=1.0).contains(&host.cpu), "{host:?}");
         assert!(host.memory_used > 0 && host.memory_used < host.memory_total, "{host:?}");
-        assert!(host.disk_free <= host.disk_total, "{host:?}");
+        assert!(host.disk_total > 0 && host.disk_free <= host.disk_total, "{host:?}");
         assert!(host.received_per_second >= 0.0 && host.sent_per_second >= 0.0, "{host:?}");
     }
 }

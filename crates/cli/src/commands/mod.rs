@@ -55,7 +55,7 @@ Exit codes:
        taken over the checkpoint store; a retry without a change does not help
   3    `baton up`: stopped by `baton stop`, without a save
   4    `baton up`: saved and stopped because limits.max_hours or limits.max_dollars is reached; raise it
-  75   `baton up`: saved and stopped; the same command resumes
+  75   `baton up`: saved and stopped; the same command resumes. Its last line says what could not be saved in time
   130  `baton up`: stopped immediately by a second Ctrl-C";
 
 /// The commands in the order of the help: starting a job, watching it, controlling it, its checkpoints, preparation.

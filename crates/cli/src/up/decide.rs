@@ -24,9 +24,9 @@ pub(super) enum NextAction {
 pub(super) const DRAIN_ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Whether to end a coordinator that has been silent for this time while the job should save and stop. One that does
-/// not run is being restarted.
+/// not run is being restarted, and has twice the time: on a full disk it ends again and again.
 pub(super) fn ends_silent_coordinator(silence: Duration, is_running: bool) -> bool {
-    is_running && silence >= DRAIN_ANSWER_TIMEOUT
+    silence >= DRAIN_ANSWER_TIMEOUT * if is_running { 1 } else { 2 }
 }
 
 /// Exit code of the dynamic loader if it cannot find a library; it has printed which one.
@@ -77,11 +77,12 @@ mod tests {
     }
 
     #[test]
-    fn only_a_coordinator_that_runs_and_is_silent_is_ended() {
+    fn a_silent_coordinator_is_ended_later_if_it_is_being_restarted() {
         let almost = DRAIN_ANSWER_TIMEOUT - Duration::from_millis(1);
         assert!(!ends_silent_coordinator(almost, true));
         assert!(ends_silent_coordinator(DRAIN_ANSWER_TIMEOUT, true));
         assert!(!ends_silent_coordinator(DRAIN_ANSWER_TIMEOUT, false));
+        assert!(ends_silent_coordinator(2 * DRAIN_ANSWER_TIMEOUT, false));
     }
 
     #[test]

@@ -1,12 +1,12 @@
 //! `baton up`: runs a job on this machine from start to end.
 //!
 //! [`programs`] builds the commands of the child processes, [`feed`] sends all inputs to one queue, [`decide`] decides
-//! what to do when a child ends, [`resume`] checks `--resume`, [`run_lock`] prevents two runs in one run folder.
+//! what to do when a child ends, [`checkpoints`] reads stores, [`run_lock`] prevents two runs in one run folder.
 
+mod checkpoints;
 pub(crate) mod decide;
 mod feed;
 pub(crate) mod programs;
-mod resume;
 mod run_lock;
 
 use std::{
@@ -137,7 +137,7 @@ pub(crate) async fn run(mut args: Args) -> Result<u8, Failure> {
     }
     let run_dir = args.run_dir.clone().unwrap_or_else(|| Path::new(RUNS).join(&spec.name));
     if let Some(checkpoint) = &args.resume {
-        resume::check(checkpoint, &spec, &run_dir).await?;
+        checkpoints::check(checkpoint, &spec, &run_dir).await?;
     }
     let programs = Programs::find()?;
     let mut display = display::new(args.json);
@@ -176,12 +176,12 @@ struct Up {
 }
 
 /// Whether the user has asked to stop the job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum StopRequest {
     /// No request: the job trains to its end.
     NotRequested,
     /// Save and stop, requested at this time; `without_coordinator` once it did not answer.
-    Drain { since: Time, without_coordinator: bool },
+    Drain { since: Time, reason: String, without_coordinator: bool },
     /// Stop immediately.
     StopNow,
 }
@@ -286,6 +286,10 @@ impl Up {
                 Input::Restart(_) if self.is_ending() => {}
                 Input::Restart(ChildKind::Coordinator) => {
                     self.spawn_coordinator(listen, CoordinatorStart::Restart)?;
+                    // The one before may have ended before it stored the request.
+                    if let StopRequest::Drain { .. } = self.stop_request {
+                        self.request_drain(coordinator);
+                    }
                 }
                 Input::Restart(ChildKind::Agent) => self.start_agent(address)?,
                 Input::AnswerTimeout => self.drain_without_answer(),
@@ -410,8 +414,8 @@ impl Up {
                     StopRequest::Drain { without_coordinator: true, .. }
                 ) =>
             {
-                let reason = "as requested; the coordinator did not answer".to_owned();
-                self.set_outcome(Outcome::Drained { reason });
+                let outcome = self.drained_without_coordinator().await;
+                self.set_outcome(outcome);
                 self.kill();
                 Ok(())
             }
@@ -514,7 +518,11 @@ impl Up {
     // ---- the job ----
 
     fn handle_status(&mut self, status: GetStatusResponse) {
-        self.last_answer = self.now();
+        // Once asked to save and stop, a coordinator that does not is as good as silent.
+        let was_asked = matches!(self.stop_request, StopRequest::Drain { .. });
+        if !was_asked || status.drain.is_some() || status.outcome.is_some() {
+            self.last_answer = self.now();
+        }
         self.last_restart_note.clear();
         self.display.status(self.now(), &status);
         let outcome = status.outcome.as_ref().and_then(v1::Outcome::known);
@@ -544,18 +552,26 @@ impl Up {
     }
 
     fn drain(&mut self, coordinator: &Coordinator, reason: &str) {
-        self.stop_request = StopRequest::Drain { since: self.now(), without_coordinator: false };
+        let reason = reason.to_owned();
+        self.stop_request =
+            StopRequest::Drain { since: self.now(), reason, without_coordinator: false };
         if self.outcome.is_none() {
             self.display.note("saving and stopping; press Ctrl-C again to stop immediately");
-            tokio::spawn(feed::drain(coordinator.clone(), reason.to_owned(), self.queue.clone()));
+            self.request_drain(coordinator);
             feed::send_later(DRAIN_ANSWER_TIMEOUT, Input::AnswerTimeout, &self.queue);
         }
     }
 
-    /// A coordinator that runs but is silent, because it is stopped or its certificate has expired, is killed, and the
-    /// agent saves and stops by itself. So a notice is obeyed in time.
+    fn request_drain(&self, coordinator: &Coordinator) {
+        if let StopRequest::Drain { reason, without_coordinator: false, .. } = &self.stop_request {
+            tokio::spawn(feed::drain(coordinator.clone(), reason.clone(), self.queue.clone()));
+        }
+    }
+
+    /// A coordinator that is silent, because it is stopped, its certificate has expired or its disk is full, is killed, and
+    /// the agent saves and stops by itself. So a notice is obeyed in time.
     fn drain_without_answer(&mut self) {
-        let StopRequest::Drain { since, without_coordinator: false } = self.stop_request else {
+        let StopRequest::Drain { without_coordinator: false, .. } = self.stop_request else {
             return;
         };
         if self.is_ending() {
@@ -565,13 +581,36 @@ impl Up {
         if !decide::ends_silent_coordinator(silence, self.coordinator.is_running()) {
             return feed::send_later(DRAIN_ANSWER_TIMEOUT, Input::AnswerTimeout, &self.queue);
         }
-        self.stop_request = StopRequest::Drain { since, without_coordinator: true };
-        let seconds = DRAIN_ANSWER_TIMEOUT.as_secs();
+        if let StopRequest::Drain { without_coordinator, .. } = &mut self.stop_request {
+            *without_coordinator = true;
+        }
+        let seconds = silence.as_secs();
         self.display.note(&format!(
             "the coordinator has not answered for {seconds} s: it is ended, and the agent saves and stops without it"
         ));
         self.coordinator.signal(Signal::KILL);
         self.agent.signal(Signal::TERM);
+    }
+
+    /// The outcome once the agent has left without a coordinator. Only the store tells whether anything is saved.
+    async fn drained_without_coordinator(&self) -> Outcome {
+        let why = "the coordinator did not answer";
+        match checkpoints::newest(&self.spec, &self.run_dir).await {
+            Ok(Some(name)) => {
+                let reason = format!("as requested; {why}; the newest checkpoint is {name}");
+                Outcome::Drained { reason }
+            }
+            Ok(None) => Outcome::Failed {
+                failure: failed(format!(
+                    "the state was not saved, and there is no checkpoint: {why}; see {}",
+                    self.agent.log().display()
+                )),
+            },
+            Err(failure) => {
+                let reason = format!("as requested; {why}; what is saved is not known: {failure}");
+                Outcome::Drained { reason }
+            }
+        }
     }
 
     /// Whether children are expected to end.

@@ -106,7 +106,8 @@ fn learning_rate(spec: &JobSpec, run: &DryRun) -> String {
             epoch.is_multiple_of(every) || *epoch == run.peak_epoch.0 as usize
         });
     let mut line = |label: &str, lr: f64| {
-        let bar = "#".repeat((BAR_LENGTH * lr / run.peak_lr).round() as usize);
+        // The share first: the product of a huge rate would be infinite.
+        let bar = "#".repeat((BAR_LENGTH * (lr / run.peak_lr)).round() as usize);
         // Writing to a string never fails.
         let _ = writeln!(text, "{}", format!("  {label:<10} {:>8} {bar}", rate(lr)).trim_end());
     };

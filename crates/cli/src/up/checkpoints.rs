@@ -1,8 +1,8 @@
-//! Checks the checkpoint of `--resume` before anything starts: the ranks would find out late, and would be restarted.
+//! What `baton up` itself reads of checkpoint stores.
 
 use std::path::Path;
 
-use baton_checkpoint::CheckpointReference;
+use baton_checkpoint::{CheckpointReference, EntryState};
 use baton_job::exit::Failure;
 use baton_recipe::JobSpec;
 
@@ -11,7 +11,9 @@ use crate::{
     failure::bad_input,
 };
 
-/// Checks that `typed` is a checkpoint of the job's own store, or the path or URL of another one.
+/// Checks the checkpoint of `--resume` before anything starts: the ranks would find out late, and would be restarted.
+///
+/// `typed` is one of the job's own store, or the path or URL of another one.
 ///
 /// # Errors
 /// It is not, or it is damaged, or its bucket does not answer.
@@ -25,6 +27,21 @@ pub(super) async fn check(typed: &str, spec: &JobSpec, run_dir: &Path) -> Result
         let store = open(&location).map_err(|failure| bad_input(about(failure.message)))?;
         let manifest = store.manifest(&id.name()).map_err(store_failure);
         manifest.map(drop).map_err(|failure| Failure { message: about(failure.message), ..failure })
+    })
+    .await
+}
+
+/// Name of the newest complete checkpoint of a job.
+///
+/// # Errors
+/// The store cannot be read.
+pub(super) async fn newest(spec: &JobSpec, run_dir: &Path) -> Result<Option<String>, Failure> {
+    let location = own_store(spec, run_dir);
+    blocking(move || {
+        let entries = open(&location)?.list().map_err(store_failure)?;
+        let mut complete =
+            entries.into_iter().filter(|entry| matches!(entry.state, EntryState::Complete(_)));
+        Ok(complete.next().map(|entry| entry.name))
     })
     .await
 }
