@@ -139,6 +139,14 @@ chaos: build ## fault injection: 500 kills during saves, 5,000 histories of rank
 bench-checkpoint: build ## compare checkpoints with torch.distributed.checkpoint; ARGS="--rounds 1" for a quick run
 	scripts/bench-checkpoint/run.sh $(ARGS)
 
+.PHONY: wheel
+wheel: setup ## the Python package with the programs, in dist/; ARGS="--in bullseye" for machines with an older glibc
+	scripts/dist/wheel.sh $(ARGS)
+
+.PHONY: wheel-check
+wheel-check: ## install the wheel of dist/ in a new environment, and train there; ARGS="--in jammy" in Ubuntu 22.04
+	scripts/dist/check.sh $(ARGS)
+
 .PHONY: bench-lora
 bench-lora: build ## LoRA steps, memory and recovery, compared with PEFT; downloads 93 MB once
 	scripts/bench-lora/run.sh $(ARGS)

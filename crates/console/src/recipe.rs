@@ -6,6 +6,7 @@ use std::{
 };
 
 use baton_access::bounded::{MAX_RECIPE_BYTES, read_text};
+use baton_data::installed;
 use baton_job::exit::Failure;
 use baton_recipe::{JobSpec, spec::Resolved};
 
@@ -43,10 +44,14 @@ pub fn text(path: &Path) -> io::Result<String> {
 /// Folder of the recipes that can be given by name.
 const RECIPES: &str = "recipes";
 
-/// Path of a recipe given by path, or by its name in `recipes/`.
+/// Path of a recipe given by path, or by its name in `recipes/`, here or of those that came with the programs.
 pub fn find(file_or_name: &Path) -> PathBuf {
     let named = Path::new(RECIPES).join(format!("{}.toml", file_or_name.display()));
-    if !file_or_name.exists() && named.exists() { named } else { file_or_name.to_owned() }
+    if file_or_name.exists() {
+        return file_or_name.to_owned();
+    }
+    let here = named.exists().then(|| named.clone());
+    here.or_else(|| installed(&named)).unwrap_or_else(|| file_or_name.to_owned())
 }
 
 /// The error for a problem with a recipe.

@@ -38,6 +38,7 @@ mod dataset;
 mod decode;
 mod error;
 mod file;
+mod installed;
 mod items;
 mod loader;
 mod mapping;
@@ -63,6 +64,7 @@ pub use dataset::{
 };
 pub use decode::{Decoder, ImageTransform};
 pub use error::{Error, FileFault, SampleFault};
+pub use installed::installed;
 pub use items::Items;
 pub use loader::{CpuShare, Loader, LoaderStats, Options, Preprocessing, Request};
 pub use order::{EpochOrder, SampleOrder};

@@ -8,6 +8,7 @@ use std::{
 use glob::{MatchOptions, Pattern};
 
 use super::Error;
+use crate::installed;
 
 /// `*` does not match `/`, as in a shell.
 const MATCHING: MatchOptions = MatchOptions {
@@ -103,12 +104,18 @@ fn keys(key: &str) -> Result<Keys, glob::PatternError> {
     })))
 }
 
-/// The files that a path or pattern selects, sorted.
+/// The files that a path or pattern selects, sorted. A path that does not exist may be that of data that came with the
+/// programs.
 ///
 /// # Errors
 /// There are none, a folder cannot be read, or the pattern is invalid.
 pub(super) fn list_disk(text: &str) -> Result<Vec<PathBuf>, Error> {
     let path = Path::new(text);
+    if !path.exists()
+        && let Some(installed) = installed(path).as_deref().and_then(Path::to_str)
+    {
+        return list_disk(installed);
+    }
     // Try the text as a path first, because file names may contain brackets.
     let mut files = if path.is_dir() {
         let escaped = Pattern::escape(text.trim_end_matches('/'));

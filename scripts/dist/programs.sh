@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Builds the three programs as they are published: optimised, without symbols, without paths of this machine.
+#
+#   scripts/dist/programs.sh OUT              with this machine's compilers: for its glibc and newer ones
+#   scripts/dist/programs.sh OUT --in SUITE   with those of a Debian that debootstrap makes in target/dist-SUITE, such as
+#                                             bullseye (glibc 2.31); needs root and debootstrap
+#
+# OUT gets bin, recipes, assets and LICENSE.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+# shellcheck source=scripts/dist/suite.sh
+. scripts/dist/suite.sh
+
+case "$#:${2:-}" in
+1: | 3:--in) ;;
+*) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" >&2 && exit 2 ;;
+esac
+out=$1 suite=${3:-}
+
+cargo_home=${CARGO_HOME:-$HOME/.cargo}
+rustup_home=${RUSTUP_HOME:-$HOME/.rustup}
+target=$PWD/target/dist-build${suite:+-$suite}
+# Names of files in panics and in errors of C++.
+maps=("$target=/target" "$PWD=/baton" "$cargo_home=/cargo" "$rustup_home=/rustup")
+build=(env CARGO_HOME="$cargo_home" RUSTUP_HOME="$rustup_home" CARGO_TARGET_DIR="$target" CARGO_INCREMENTAL=0
+    PATH="$cargo_home/bin:/usr/local/bin:/usr/bin:/bin" HOME="$HOME"
+    # PyTorch is beside the package `baton`, which has the programs in _dist/bin.
+    BATON_RPATH="\$ORIGIN/../../../torch/lib"
+    RUSTFLAGS="${maps[*]/#/--remap-path-prefix=}"
+    CFLAGS="${maps[*]/#/-ffile-prefix-map=}" CXXFLAGS="${maps[*]/#/-ffile-prefix-map=}"
+    BATON_REVISION="$(git rev-parse --short=12 HEAD)"
+    cargo build --locked --offline --profile dist --workspace --bins)
+
+cargo fetch --locked
+if [ -n "$suite" ]; then in_suite "$suite" "g++,cmake,nasm,make,python3,ca-certificates" "${build[@]}"; else "${build[@]}"; fi
+
+rm -rf "$out"
+install -D -t "$out/bin" "$target"/dist/{baton,baton-coordinator,baton-worker}
+install -D -m 644 -t "$out/recipes" recipes/*.toml
+install -D -m 644 -t "$out/recipes/base" recipes/base/*.toml
+install -D -m 644 -t "$out/assets/digits" assets/digits/*
+install -m 644 LICENSE "$out"
