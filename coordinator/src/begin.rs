@@ -157,7 +157,7 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Fai
     let engine = match Engine::replay(spec, &records, clock.now()) {
         Some(resumed) => match changes(resumed.origin(), spec, &store)?.as_slice() {
             // Other data do not show in the recipe: only the ranks compare them.
-            [] if !has_new_end(&resumed, spec)
+            [] if !has_new_end(&resumed, spec, &store)?
                 && (resumed.restore().allow_recipe_change || !args.allow_recipe_change) =>
             {
                 resumed
@@ -184,12 +184,17 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Fai
     Ok(PreparedJob { engine, journal, store, records })
 }
 
-/// Whether a job that is complete may go on, because the recipe now has another target or patience.
-fn has_new_end(resumed: &Engine, spec: &JobSpec) -> bool {
-    let is_complete = resumed.outcome() == Some(&Outcome::Completed);
-    let saved = resumed.origin().recipe.as_ref().and_then(|saved| JobSpec::from_saved(saved).ok());
-    let end = |spec: &JobSpec| (spec.limits.target(), spec.limits.patience);
-    is_complete && saved.is_some_and(|saved| end(&saved) != end(spec))
+/// Whether a job that is complete may go on, because its recipe now says otherwise when to end early.
+fn has_new_end(resumed: &Engine, spec: &JobSpec, store: &Store) -> Result<bool, Failure> {
+    if resumed.outcome() != Some(&Outcome::Completed) {
+        return Ok(false);
+    }
+    let failure = |error: StoreError| disk::store_failure(&error);
+    // The journal has the recipe with which the job began, and the store that of its last generation.
+    let claimant = store.claimant(store.fence().map_err(failure)?).map_err(failure)?;
+    let last = claimant.filter(|claimant| claimant.job == resumed.origin().job);
+    let last = last.and_then(|claimant| JobSpec::from_saved(&claimant.recipe).ok());
+    Ok(last.is_some_and(|last| last.limits.early_end() != spec.limits.early_end()))
 }
 
 /// A job that is complete does not start, so no rank would notice that its checkpoints are gone.

@@ -328,9 +328,13 @@ fn points(
 
 /// A user's reason as one line of limited length: it is stored, and shown to people.
 fn shown_reason(reason: &str) -> String {
-    const MAX_CHARS: usize = 300;
+    const MAX_REASON_CHARS: usize = 300;
     let line = reason.split_whitespace().collect::<Vec<_>>().join(" ");
-    if line.is_empty() { "requested by a user".to_owned() } else { shortened(&line, MAX_CHARS) }
+    if line.is_empty() {
+        "requested by a user".to_owned()
+    } else {
+        shortened(&line, MAX_REASON_CHARS)
+    }
 }
 
 fn idle(coordinator_started_unix_seconds: u64) -> v1::GetStatusResponse {

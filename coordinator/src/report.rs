@@ -27,8 +27,11 @@ pub(crate) async fn write(run_dir: &Path, served: &ServedJob, started_unix_secon
 
 fn write_files(run_dir: &Path, report: &RunReport) -> Result<()> {
     for (name, text) in [("report.html", html(report)?), ("report.json", json(report)?)] {
-        let path = run_dir.join(name);
-        fs::write(&path, text).with_context(|| format!("{}: cannot be written", path.display()))?;
+        // A reader never sees a part of it.
+        let (path, partial) = (run_dir.join(name), run_dir.join(format!(".{name}.partial")));
+        fs::write(&partial, text)
+            .and_then(|()| fs::rename(&partial, &path))
+            .with_context(|| format!("{}: cannot be written", path.display()))?;
     }
     Ok(())
 }

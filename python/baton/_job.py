@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import numbers
 import os
 import subprocess
 import time
@@ -18,11 +19,12 @@ from baton._run import Run
 # What `baton up` prints, in the run folder.
 _OUTPUT = "baton-up.jsonl"
 _ERRORS = "baton-up.log"
+_LOCK = "baton-up.lock"
 # Exit codes of `baton up` that are not errors: complete, stopped, a limit is reached, saved and stopped.
 _ENDS = (0, 3, 4, 75)
 # As `baton up` itself waits for a coordinator.
 _START_SECONDS = 120.0
-_POLL_SECONDS = 0.2
+_POLL_SECONDS = 0.25
 
 
 def up(
@@ -53,9 +55,15 @@ def up(
         (shown,) = _programs.call_baton("recipe", "show", "--json", os.fspath(recipe), *changes)
         run_dir = Path("runs", shown["name"])
     folder = Path(run_dir)
-    if _answers(folder):
-        raise JobError(f"a job runs in {folder} already: baton.attach({os.fspath(folder)!r}) returns it")
     folder.mkdir(parents=True, exist_ok=True)
+    deadline = time.monotonic() + _START_SECONDS
+    # A job that has just ended leaves soon. After a `baton up` was killed, its ranks save first.
+    while (status := _status(folder)) or _is_locked(folder):
+        if status and status["phase"] != "ended":
+            raise JobError(f"a job runs in {folder} already: baton.attach({os.fspath(folder)!r}) returns it")
+        if time.monotonic() > deadline:
+            raise JobError(f"processes of an earlier job in {folder} do not end: `fuser {folder}/{_LOCK}` lists them")
+        time.sleep(_POLL_SECONDS)
     command = [baton, "up", os.fspath(recipe), *changes, "--json", "--run-dir", folder, "--listen", "127.0.0.1:0"]
     command += ["--ranks", str(ranks)] if ranks is not None else []
     with (folder / _OUTPUT).open("wb") as output, (folder / _ERRORS).open("wb") as errors:
@@ -69,12 +77,11 @@ def up(
         )
     job = Job(folder, process)
     deadline = time.monotonic() + _START_SECONDS
-    while not _answers(folder):
+    while not _status(folder):
         if (code := process.poll()) is not None:
             if code in _ENDS:
                 break
-            lines = (folder / _ERRORS).read_text(errors="replace").splitlines()
-            raise JobError((lines or [f"baton up ended with exit code {code}"])[-1].removeprefix("error: "), code)
+            raise job._error(f"baton up ended with exit code {code}")
         if time.monotonic() > deadline:
             raise JobError(f"the coordinator in {folder} does not answer: see {folder / _ERRORS}")
         time.sleep(_POLL_SECONDS)
@@ -123,7 +130,11 @@ class Job:
         `baton watch --json` prints."""
         command = [_programs.baton(), "watch", "--json", "--after", str(after), "--run-dir", self.run_dir]
         with subprocess.Popen(
-            [*map(str, command)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*map(str, command)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
         ) as process:
             assert process.stdout and process.stderr
             try:
@@ -136,7 +147,7 @@ class Job:
 
     def pause(self, reason: str = "Python") -> None:
         """Pauses training after the current step; the ranks keep their state."""
-        self._call("pause", "--reason", reason)
+        self._call("pause", f"--reason={reason}")
 
     def resume(self) -> None:
         """Resumes training after `pause`."""
@@ -148,7 +159,7 @@ class Job:
 
     def drain(self, reason: str = "Python") -> None:
         """Saves after the current step and stops; `up` resumes there. `wait` returns once that is done."""
-        self._call("drain", "--reason", reason)
+        self._call("drain", f"--reason={reason}")
 
     def stop(self) -> None:
         """Stops at once, without saving: work since the last checkpoint is lost."""
@@ -166,11 +177,15 @@ class Job:
             is_gone = self._is_gone()
             if self._prints_here and (end := self._last_line()):
                 return _outcome(end["status"], end["exit_code"])
-            status = self._reported_status() if is_gone else self._status_if_any()
-            if status is not None and status["phase"] == "ended" and (is_gone or not self._prints_here):
+            status = None
+            if is_gone:
+                status = self._reported_status()
+            elif not self._prints_here:
+                status = self._status_if_any()
+            if status is not None and status["phase"] == "ended":
                 return _outcome(status)
             if is_gone:
-                raise JobError(f"all processes of the job in {self.run_dir} are gone: baton.up resumes it")
+                raise self._error(f"all processes of the job in {self.run_dir} are gone: baton.up resumes it")
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"the job in {self.run_dir} still runs after {timeout} s")
             time.sleep(_POLL_SECONDS)
@@ -178,7 +193,10 @@ class Job:
     def _last_line(self) -> dict[str, Any] | None:
         """What `baton up` prints last, once it has."""
         try:
-            lines = (self.run_dir / _OUTPUT).read_bytes().splitlines(keepends=True)
+            with (self.run_dir / _OUTPUT).open("rb") as output:
+                # A status is much shorter.
+                output.seek(max(0, output.seek(0, os.SEEK_END) - (1 << 20)))
+                lines = output.read().splitlines(keepends=True)
         except FileNotFoundError:
             return None
         if not lines or not lines[-1].endswith(b"\n"):
@@ -186,22 +204,21 @@ class Job:
         last = json.loads(lines[-1])
         return last if last["type"] == "end" else None
 
+    def _error(self, otherwise: str) -> JobError:
+        """Why `baton up` ended, as its last line says, or else this text."""
+        code = self._process.returncode if self._process else None
+        errors = self.run_dir / _ERRORS
+        lines = errors.read_text(encoding="utf-8", errors="replace").splitlines() if errors.exists() else []
+        said = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+        return JobError(said[-1] if said and self._prints_here else otherwise, code)
+
     def _is_gone(self) -> bool:
         """Whether no process of the job is left."""
-        if self._process is not None:
-            self._process.poll()
-        try:
-            lock = (self.run_dir / "baton-up.lock").open("rb")
-        except FileNotFoundError:
-            # The coordinator was not started by `baton up`.
-            return not (self.run_dir / "coordinator.json").exists()
-        with lock:
-            try:
-                # All processes of the job hold it.
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return False
-            return True
+        if self._process is not None and self._process.poll() is None:
+            return False
+        is_locked = _is_locked(self.run_dir)
+        # A coordinator that `baton up` has not started holds no lock.
+        return not (is_locked or (is_locked is None and (self.run_dir / "coordinator.json").exists()))
 
     def _status_if_any(self) -> dict[str, Any] | None:
         try:
@@ -219,8 +236,22 @@ class Job:
         return _programs.call_baton(*command, "--json", "--run-dir", self.run_dir)
 
 
-def _answers(folder: Path) -> bool:
-    return (folder / "coordinator.json").exists() and Job(folder)._status_if_any() is not None
+def _is_locked(folder: Path) -> bool | None:
+    """Whether a process of `baton up` is left in a run folder: all hold its lock. None if there is no lock."""
+    try:
+        with (folder / _LOCK).open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        # There is no such file, or its file system has no locks.
+        return None
+
+
+def _status(folder: Path) -> dict[str, Any] | None:
+    """The status of the job there, if its coordinator answers."""
+    return Job(folder)._status_if_any() if (folder / "coordinator.json").exists() else None
 
 
 def _outcome(status: dict[str, Any], exit_code: int | None = None) -> dict[str, Any]:
@@ -235,8 +266,10 @@ def _toml(value: Any) -> str:
     match value:
         case bool() | str():
             return json.dumps(value, ensure_ascii=False)
-        case int() | float():
-            return repr(value)
+        case numbers.Integral():
+            return repr(int(value))
+        case numbers.Real():
+            return repr(float(value))
         case Mapping():
             return "{" + ", ".join(f"{key} = {_toml(item)}" for key, item in value.items()) + "}"
         case list() | tuple():

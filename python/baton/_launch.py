@@ -5,6 +5,7 @@ pip may have put into another folder than this package.
 """
 
 import contextlib
+import hashlib
 import importlib.util
 import os
 import sys
@@ -24,7 +25,9 @@ def main() -> NoReturn:
     name = Path(sys.argv[0]).name
     program = _FOLDER / "bin" / name
     try:
-        environment = {**os.environ, **_libraries(os.environ.get("LD_LIBRARY_PATH", ""))}
+        # The others need no PyTorch, and a job can be controlled whatever is installed.
+        trains = name == "baton-worker" or sys.argv[1:2] == ["up"]
+        environment = {**os.environ, **(_libraries(os.environ.get("LD_LIBRARY_PATH", "")) if trains else {})}
         os.execve(program, [name, *sys.argv[1:]], environment)
     except OSError as error:
         _refuse(f"{program} does not start: {error.strerror}: this wheel is for Linux on x86-64 with glibc")
@@ -38,13 +41,13 @@ def _refuse(problem: str) -> NoReturn:
 
 
 def _libraries(path: str) -> dict[str, str]:
-    """The variable with the folders of libraries. Without PyTorch a job can still be controlled.
+    """The variable with the folders of libraries.
 
-    Raises ValueError if PyTorch is of another version.
+    Raises ValueError if PyTorch is missing or of another version.
     """
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.submodule_search_locations:
-        return {}
+        raise ValueError(f"PyTorch is not installed: pip install 'torch=={TORCH}.*'")
     with contextlib.suppress(metadata.PackageNotFoundError):
         version = metadata.version("torch")
         if not version.startswith(f"{TORCH}."):
@@ -52,5 +55,18 @@ def _libraries(path: str) -> dict[str, str]:
     torch = Path(spec.submodule_search_locations[0])
     # The compiler of kernels, and NCCL.
     nvidia = sorted(torch.parent.glob("nvidia/*/lib"))
-    folders = [torch / "lib", *nvidia]
+    folders = [torch / "lib", *nvidia, *_nccl(torch.parent)]
     return {"LD_LIBRARY_PATH": os.pathsep.join([*map(str, folders), *filter(None, [path])])}
+
+
+def _nccl(site: Path) -> list[Path]:
+    """A folder with NCCL by the name that the worker opens; its package has only the one with a version."""
+    library = site / "nvidia/nccl/lib/libnccl.so.2"
+    if not library.exists() or library.with_name("libnccl.so").exists():
+        return []
+    digest = hashlib.sha256(str(library).encode()).hexdigest()[:16]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache", "baton", f"nccl-{digest}")
+    with contextlib.suppress(OSError):
+        cache.mkdir(parents=True, exist_ok=True)
+        (cache / "libnccl.so").symlink_to(library)
+    return [cache]

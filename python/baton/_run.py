@@ -47,20 +47,27 @@ class Run:
         return self._rows("evaluation")
 
     def events(self) -> list[dict[str, Any]]:
-        """The events of the job, the oldest first: `id`, `unix_millis`, `kind`, `generation`, `step`, `message`.
+        """The events until the job last ended, the oldest first: `id`, `unix_millis`, `kind`, `generation`, `step`,
+        `message`. While it runs, `Job.watch` has them.
 
-        While the job runs, they are as old as its report: `Job.watch` has them at once.
+        Raises FileNotFoundError if the job has not ended yet.
         """
         events: list[dict[str, Any]] = self._report()["events"]
         return events
 
     def recoveries(self) -> list[dict[str, Any]]:
-        """The newest recoveries, with their cause, durations in seconds and lost steps."""
+        """The newest recoveries until the job last ended, with their cause, durations in seconds and lost steps.
+
+        Raises FileNotFoundError if the job has not ended yet.
+        """
         recoveries: list[dict[str, Any]] = self.status()["recoveries"]
         return recoveries
 
     def status(self) -> dict[str, Any]:
-        """The newest status in the job's report, as `baton status --json` prints it."""
+        """The status when the job last ended, as `baton status --json` prints it. While it runs, `Job.status` has it.
+
+        Raises FileNotFoundError if the job has not ended yet.
+        """
         status: dict[str, Any] = self._report()["status"]
         return status
 
@@ -77,7 +84,9 @@ class Run:
             report: dict[str, Any] = json.loads(path.read_bytes())
             return report
         except FileNotFoundError:
-            raise FileNotFoundError(f"{path} is not there yet: it is written a minute after the start") from None
+            raise FileNotFoundError(
+                f"{path} is not there yet: it is written when the job ends; until then, baton.attach has its status"
+            ) from None
 
     def _rows(self, kind: str) -> list[dict[str, Any]]:
         rows: dict[int, dict[str, Any]] = {}
@@ -107,7 +116,8 @@ def _flat(point: dict[str, Any], value: dict[str, Any]) -> dict[str, Any]:
     """A row without nested values."""
     row = {"unix_millis": point["unix_millis"], "generation": point["generation"]}
     row |= {name: field for name, field in value.items() if name not in ("metrics", "ema")}
-    row |= {metric["name"]: metric["value"] for metric in value["metrics"]}
+    # Versions in which metrics had no names have the fields alone.
+    row |= {metric["name"]: metric["value"] for metric in value.get("metrics", [])}
     if ema := value.get("ema"):
-        row |= {f"ema_{metric['name']}": metric["value"] for metric in ema["metrics"]}
+        row |= {f"ema_{metric['name']}": metric["value"] for metric in ema.get("metrics", [])}
     return row

@@ -1,5 +1,6 @@
 """Starting jobs; a fake program stands in for Baton. tests/tests/python.rs uses the real one."""
 
+import fcntl
 import json
 
 import baton
@@ -66,6 +67,37 @@ def test_a_second_job_in_a_folder_is_refused(programs, tmp_path):
         baton.up("recipe.toml", run_dir=tmp_path)
 
 
+def test_the_files_of_a_job_that_does_not_answer_yet_are_left_alone(programs, tmp_path, monkeypatch):
+    programs("baton", "exit 1")
+    monkeypatch.setattr(_job, "_START_SECONDS", 0.0)
+    (tmp_path / "baton-up.jsonl").write_text("kept")
+    with (tmp_path / "baton-up.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(baton.JobError, match=r"processes of an earlier job .* do not end: `fuser .*baton-up.lock`"):
+            baton.up("recipe.toml", run_dir=tmp_path)
+    assert (tmp_path / "baton-up.jsonl").read_text() == "kept"
+
+
+def test_a_job_that_failed_after_its_start_says_why(programs, tmp_path):
+    # The coordinator answers, and then the agent finds no libtorch.
+    programs(
+        "baton",
+        """
+if [ "$1" = up ]; then
+    touch "$5/coordinator.json"
+    while [ -e "$5/coordinator.json" ]; do sleep 0.02; done
+    echo "error: libtorch is missing" >&2
+    exit 2
+fi
+echo '{"phase": "gathering"}'
+""",
+    )
+    job = baton.up("recipe.toml", run_dir=tmp_path / "run")
+    (tmp_path / "run/coordinator.json").unlink()
+    with pytest.raises(baton.JobError, match=r"^libtorch is missing$"):
+        job.wait()
+
+
 def test_waiting_has_a_limit_and_commands_are_passed_on(programs, tmp_path):
     programs("baton", f"""echo "$*" >>{tmp_path}/calls; echo '{{"phase": "training"}}'""")
     (tmp_path / "coordinator.json").touch()
@@ -79,7 +111,7 @@ def test_waiting_has_a_limit_and_commands_are_passed_on(programs, tmp_path):
     job.drain("enough")
     job.stop()
     flags = f"--json --run-dir {tmp_path}"
-    expected = ["pause --reason lunch", "resume", "checkpoint now", "drain --reason enough", "stop"]
+    expected = ["pause --reason=lunch", "resume", "checkpoint now", "drain --reason=enough", "stop"]
     assert (tmp_path / "calls").read_text().splitlines() == [f"{command} {flags}" for command in expected]
 
 
@@ -92,7 +124,11 @@ def test_watch_ends_with_the_job_and_fails_with_the_line_of_the_error(programs, 
 
 
 def test_values_of_a_recipe_are_written_as_toml():
-    values = {True: "true", 1e-3: "0.001", 3: "3", "a b": '"a b"', (1, 2): "[1, 2]"}
+    class Number(float):
+        def __repr__(self):
+            return "np.float64(0.5)"
+
+    values = {True: "true", 1e-3: "0.001", Number(0.5): "0.5", 3: "3", "a b": '"a b"', (1, 2): "[1, 2]"}
     assert {value: _job._toml(value) for value in values} == values
     with pytest.raises(TypeError, match=r"None is no value of a recipe: give a number"):
         _job._toml(None)

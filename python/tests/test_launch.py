@@ -39,6 +39,7 @@ def launch(site, name, *arguments, libraries=""):
     script.parent.mkdir(exist_ok=True)
     script.write_text("from baton._launch import main\nmain()\n")
     environment = {"PATH": os.environ["PATH"], "PYTHONPATH": str(site), "LD_LIBRARY_PATH": libraries}
+    environment["XDG_CACHE_HOME"] = str(site.with_name("cache"))
     # Without packages of this machine, which may have PyTorch.
     command = [sys.executable, "-S", script, *arguments]
     return subprocess.run(command, env=environment, capture_output=True, text=True)
@@ -54,17 +55,33 @@ def test_a_program_gets_its_arguments_and_pytorchs_libraries_first(site):
 
 def test_a_pytorch_without_metadata_is_taken(site):
     add_torch(site, None)
-    assert launch(site, "baton").stdout.endswith(f"with {site}/torch/lib:{site}/nvidia/cu13/lib\n")
+    assert launch(site, "baton-worker").stdout.endswith(f"with {site}/torch/lib:{site}/nvidia/cu13/lib\n")
 
 
-def test_a_job_can_be_controlled_without_pytorch(site):
-    done = launch(site, "baton", "status", libraries="/opt")
-    assert done.stdout == f"{site}/baton/_dist/bin/baton status with /opt\n"
+def test_nccl_gets_the_name_that_the_worker_opens(site):
+    add_torch(site, "2.11.0")
+    library = site / "nvidia/nccl/lib/libnccl.so.2"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    for _ in range(2):
+        folder = Path(launch(site, "baton-worker").stdout.strip().split(":")[-1])
+        assert (folder / "libnccl.so").resolve() == library
+    assert folder.parent == site.with_name("cache") / "baton"
 
 
-def test_another_pytorch_is_refused_with_a_remedy(site):
+def test_a_job_can_be_controlled_without_pytorch_or_with_another_one(site):
+    expected = f"{site}/baton/_dist/bin/baton status with /opt\n"
+    assert launch(site, "baton", "status", libraries="/opt").stdout == expected
     add_torch(site, "2.1.0")
+    assert launch(site, "baton", "status", libraries="/opt").stdout == expected
+
+
+def test_training_without_pytorch_or_with_another_one_is_refused_with_a_remedy(site):
     done = launch(site, "baton", "up")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: PyTorch is not installed: pip install 'torch==2.11.*'\n"
+    add_torch(site, "2.1.0")
+    done = launch(site, "baton-worker", "agent")
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: PyTorch 2.1.0 is installed, and Baton needs 2.11: pip install 'torch==2.11.*'\n"
 

@@ -1,6 +1,7 @@
 """Reading run folders."""
 
 import json
+from pathlib import Path
 
 import baton
 import pytest
@@ -78,7 +79,7 @@ def test_a_run_without_metrics_yet_has_none_and_says_that_there_is_no_report(run
     found = run()
     (found.path / "metrics.jsonl").unlink()
     assert found.metrics() == found.evaluations() == []
-    with pytest.raises(FileNotFoundError, match=r"report.json is not there yet"):
+    with pytest.raises(FileNotFoundError, match=r"report.json is not there yet: it is written when the job ends"):
         found.events()
 
 
@@ -87,6 +88,11 @@ def test_events_recoveries_and_status_are_those_of_the_report(run):
     report = {"status": {"phase": "ended", "recoveries": [{"cause": "kill"}]}, "events": [{"id": 1}]}
     (found.path / "report.json").write_text(json.dumps(report))
     assert (found.events(), found.recoveries(), found.status()["phase"]) == ([{"id": 1}], [{"cause": "kill"}], "ended")
+
+
+def test_a_run_of_an_older_version_can_be_read():
+    run = baton.Run(Path(__file__).resolve().parents[2] / "tests/compat/7d60ec3/run")
+    assert len(run.metrics()) > 1 and run.evaluations()[-1]["top1"] > 0
 
 
 def test_checkpoints_are_listed_by_baton(run, programs):

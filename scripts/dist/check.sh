@@ -12,13 +12,14 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 case "$#:${1:-}" in
 0: | 2:--in) ;;
-*) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" >&2 && exit 2 ;;
+*) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "scripts/dist/${0##*/}" >&2 && exit 2 ;;
 esac
 inside=(env)
-if [ $# -eq 2 ]; then inside=(in_suite "$2" "python3,python3-venv"); fi
+if [ $# -eq 2 ]; then inside=(in_suite "$2"); fi
 
 version=$("${inside[@]}" python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 packages=target/dist-packages-$version
+rm -rf "$packages"
 platforms=()
 # pip takes each tag literally.
 for tag in manylinux_2_{5..28}_x86_64 manylinux{1,2010,2014}_x86_64; do platforms+=(--platform "$tag"); done

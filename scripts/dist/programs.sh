@@ -3,7 +3,8 @@
 #
 #   scripts/dist/programs.sh OUT              with this machine's compilers: for its glibc and newer ones
 #   scripts/dist/programs.sh OUT --in SUITE   with those of a Debian that debootstrap makes in target/dist-SUITE, such as
-#                                             bullseye (glibc 2.31); needs root and debootstrap
+#                                             bullseye (glibc 2.31); needs root and debootstrap. DEBIAN_MIRROR and
+#                                             UBUNTU_MIRROR choose other mirrors than the public ones
 #
 # OUT gets bin, recipes, assets and LICENSE.
 set -euo pipefail
@@ -13,7 +14,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 case "$#:${2:-}" in
 1: | 3:--in) ;;
-*) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "$0" >&2 && exit 2 ;;
+*) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "scripts/dist/${0##*/}" >&2 && exit 2 ;;
 esac
 out=$1 suite=${3:-}
 
@@ -21,7 +22,7 @@ cargo_home=${CARGO_HOME:-$HOME/.cargo}
 rustup_home=${RUSTUP_HOME:-$HOME/.rustup}
 target=$PWD/target/dist-build${suite:+-$suite}
 # Names of files in panics and in errors of C++.
-maps=("$target=/target" "$PWD=/baton" "$cargo_home=/cargo" "$rustup_home=/rustup")
+maps=("$PWD=/baton" "$cargo_home=/cargo" "$rustup_home=/rustup")
 build=(env CARGO_HOME="$cargo_home" RUSTUP_HOME="$rustup_home" CARGO_TARGET_DIR="$target" CARGO_INCREMENTAL=0
     PATH="$cargo_home/bin:/usr/local/bin:/usr/bin:/bin" HOME="$HOME"
     # PyTorch is beside the package `baton`, which has the programs in _dist/bin.
@@ -32,7 +33,7 @@ build=(env CARGO_HOME="$cargo_home" RUSTUP_HOME="$rustup_home" CARGO_TARGET_DIR=
     cargo build --locked --offline --profile dist --workspace --bins)
 
 cargo fetch --locked
-if [ -n "$suite" ]; then in_suite "$suite" "g++,cmake,nasm,make,python3,ca-certificates" "${build[@]}"; else "${build[@]}"; fi
+if [ -n "$suite" ]; then in_suite "$suite" "${build[@]}"; else "${build[@]}"; fi
 
 rm -rf "$out"
 install -D -t "$out/bin" "$target"/dist/{baton,baton-coordinator,baton-worker}

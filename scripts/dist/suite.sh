@@ -1,12 +1,14 @@
 # shellcheck shell=bash
 # Commands in an older Debian or Ubuntu, which debootstrap makes below target/; sourced by scripts in the repository's root.
 
-# in_suite SUITE PACKAGES COMMAND...: runs a command there, with this folder and Rust at the same paths. PACKAGES has commas
-# between names.
+# What compiling and installing need.
+readonly SUITE_PACKAGES=ca-certificates,cmake,g++,make,nasm,python3,python3-venv
+
+# in_suite SUITE COMMAND...: runs a command there, with this folder and Rust at the same paths.
 in_suite() {
-    local suite=$1 packages=$2 root=$PWD/target/dist-$1
-    shift 2
-    if [ ! -e "$root/.baton-dist" ]; then make_suite "$suite" "$packages" "$root" >&2; fi
+    local suite=$1 root=$PWD/target/dist-$1
+    shift
+    if [ ! -e "$root/.baton-dist" ]; then make_suite "$suite" "$root" >&2; fi
     # Mounts are this command's own, and end with it.
     # shellcheck disable=SC2016
     unshare --mount --propagation private bash -euc '
@@ -24,22 +26,26 @@ in_suite() {
 }
 
 make_suite() {
-    local suite=$1 packages=$2 root=$3 mirror
+    local suite=$1 root=$2 mirror options=()
     if ! command -v debootstrap >/dev/null || [ "$(id -u)" -ne 0 ]; then
         echo "dist: --in needs debootstrap (apt-get install debootstrap), and root for chroot" >&2
         return 1
     fi
-    # This machine's own mirror, which probably has both distributions.
-    mirror=$({ cat /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null || true; } |
-        sed -nE 's/^(URIs: *|deb (\[.*\] )?)(http[^ ]*)\/debian\/?( .*)?$/\3/p' | head -1)
     rm -rf "$root"
     case $suite in
     focal | jammy | noble)
-        # Debian does not have the keys of Ubuntu.
-        debootstrap --no-check-gpg --variant=minbase --components=main,universe --include="$packages" "$suite" "$root" \
-            "${mirror:-http://archive.ubuntu.com}/ubuntu"
+        options=("--components=main,universe" --keyring=/usr/share/keyrings/ubuntu-archive-keyring.gpg)
+        mirror=${UBUNTU_MIRROR:-http://archive.ubuntu.com/ubuntu}
         ;;
-    *) debootstrap --variant=minbase --include="$packages" "$suite" "$root" "${mirror:-http://deb.debian.org}/debian" ;;
+    *)
+        options=(--keyring=/usr/share/keyrings/debian-archive-keyring.gpg)
+        mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
+        ;;
     esac
+    if [ ! -e "${options[-1]#--keyring=}" ]; then
+        echo "dist: the keys of $suite are missing: apt-get install debian-archive-keyring ubuntu-keyring" >&2
+        return 1
+    fi
+    debootstrap --variant=minbase --include="$SUITE_PACKAGES" "${options[@]}" "$suite" "$root" "$mirror"
     touch "$root/.baton-dist"
 }

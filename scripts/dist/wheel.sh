@@ -15,11 +15,11 @@ venv=$PWD/target/dist-venv
 
 scripts/dist/programs.sh "$programs" "$@"
 
-if [ ! -e "$venv/.complete" ]; then
+if ! cmp --quiet scripts/dist/requirements.txt "$venv/requirements.txt"; then
     rm -rf "$venv"
     python3 -m venv "$venv"
     "$venv/bin/pip" install --quiet --disable-pip-version-check -r scripts/dist/requirements.txt
-    touch "$venv/.complete"
+    cp scripts/dist/requirements.txt "$venv"
 fi
 
 rm -rf "$stage" && mkdir -p "$stage" dist

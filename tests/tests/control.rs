@@ -172,6 +172,29 @@ async fn a_job_that_has_reached_its_target_goes_on_with_a_higher_one() {
     let mut cluster = cluster.set("limits.target.value=1.0");
     let state = cluster.run_to_the_end(1).await;
     assert!(Cluster::new().run_to_the_end(1).await == state, "all epochs, as without a target");
+
+    // The same recipe again: it is complete.
+    let generations = cluster.log("coordinator").matches("opened with").count();
+    cluster.start_coordinator(&[]).await;
+    let (coordinator, _) = cluster.finish().await;
+    assert!(coordinator.success());
+    assert_eq!(cluster.log("coordinator").matches("opened with").count(), generations);
+}
+
+#[tokio::test]
+async fn a_target_of_a_resumed_job_ends_it_once() {
+    let mut cluster = Cluster::endless().set("evaluation.every_epochs=1");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 1);
+    cluster.events().await.saved_at(1).await;
+    cluster.end().await;
+    let mut cluster = cluster.set("limits.target={ metric='top1', value=0.2 }");
+    cluster.run_to_the_end(1).await;
+    let generations = cluster.log("coordinator").matches("opened with").count();
+    cluster.start_coordinator(&[]).await;
+    let (coordinator, _) = cluster.finish().await;
+    assert!(coordinator.success());
+    assert_eq!(cluster.log("coordinator").matches("opened with").count(), generations);
 }
 
 #[tokio::test]

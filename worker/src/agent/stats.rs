@@ -88,7 +88,9 @@ impl HostMeter {
         let outside = || self.networks.iter().filter(|(name, _)| *name != "lo").map(|(_, net)| net);
         let per_second = |bytes: u64| bytes as f64 / seconds;
         let disk = statvfs(&self.run_dir).ok();
-        let disk = disk.map(|disk| [disk.f_bavail, disk.f_blocks].map(|n| n * disk.f_frsize));
+        let disk = disk.map(|disk| {
+            [disk.f_bavail, disk.f_blocks].map(|blocks| blocks.saturating_mul(disk.f_frsize))
+        });
         let [disk_free, disk_total] = disk.unwrap_or_default();
         HostStats {
             name: System::host_name().unwrap_or_default(),

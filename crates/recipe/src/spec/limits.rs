@@ -34,6 +34,12 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// What ends a run before all epochs are done: a target, or this number of evaluations without improvement.
+    #[must_use]
+    pub fn early_end(&self) -> (Option<Target>, Option<u32>) {
+        (self.target(), self.patience)
+    }
+
     /// The target, from `target` or from the deprecated `target_top1`.
     #[must_use]
     pub fn target(&self) -> Option<Target> {
