@@ -155,16 +155,18 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Fai
         refuse_lost_checkpoints(&records, &store)?;
     }
     let engine = match Engine::replay(spec, &records, clock.now()) {
-        Some(resumed) => match changes(resumed.origin(), spec, &store)?.as_slice() {
-            // Other data do not show in the recipe: only the ranks compare them.
-            [] if !has_new_end(&resumed, spec, &store)?
-                && (resumed.restore().allow_recipe_change || !args.allow_recipe_change) =>
-            {
-                resumed
+        Some(resumed) => {
+            let changes = changes(resumed.origin(), spec, &store)?;
+            if !changes.is_empty() && !args.allow_recipe_change {
+                return Err(other_recipe(args, &changes));
             }
-            changes if changes.is_empty() || args.allow_recipe_change => {
+            let restore = resumed.restore();
+            // Other data do not show in the recipe: only the ranks compare them.
+            let is_allowed_now = args.allow_recipe_change && !restore.allow_recipe_change;
+            if changes.is_empty() && !is_allowed_now && !may_go_on(&resumed, &store)? {
+                resumed
+            } else {
                 // A checkpoint that the old run must not resume from is excluded for this run too.
-                let restore = resumed.restore();
                 let allow_recipe_change = restore.allow_recipe_change || args.allow_recipe_change;
                 let restore = Restore { allow_recipe_change, ..restore };
                 drop(journal);
@@ -173,8 +175,7 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Fai
                 let origin = new_origin(spec, &store, |_| restore)?;
                 Engine::continuing(&resumed, spec, origin, clock.now())
             }
-            changes => return Err(other_recipe(args, changes)),
-        },
+        }
         None => Engine::new(
             spec,
             new_origin(spec, &store, |first| requested_restore(args, first))?,
@@ -185,8 +186,8 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Fai
 }
 
 /// Whether a job that is complete may go on, because its recipe now says otherwise when to end early.
-fn has_new_end(resumed: &Engine, spec: &JobSpec, store: &Store) -> Result<bool, Failure> {
-    if resumed.outcome() != Some(&Outcome::Completed) {
+fn may_go_on(resumed: &Engine, store: &Store) -> Result<bool, Failure> {
+    if resumed.outcome().is_none() {
         return Ok(false);
     }
     let failure = |error: StoreError| disk::store_failure(&error);
@@ -194,7 +195,7 @@ fn has_new_end(resumed: &Engine, spec: &JobSpec, store: &Store) -> Result<bool, 
     let claimant = store.claimant(store.fence().map_err(failure)?).map_err(failure)?;
     let last = claimant.filter(|claimant| claimant.job == resumed.origin().job);
     let last = last.and_then(|claimant| JobSpec::from_saved(&claimant.recipe).ok());
-    Ok(last.is_some_and(|last| last.limits.early_end() != spec.limits.early_end()))
+    Ok(last.is_some_and(|last| resumed.may_go_on(&last)))
 }
 
 /// A job that is complete does not start, so no rank would notice that its checkpoints are gone.

@@ -1,7 +1,9 @@
 #!/bin/sh
-# Assembles the files of an image with their paths: programs, or libtorch for one kind of machine.
+# Assembles the files of an image with their paths: programs, or libtorch for one kind of machine. Wheels get the folder
+# with the programs too.
 #
-#   assemble.sh programs TARGET_DIR OUT    the three programs, stripped; recipes, digits, licence, authorities
+#   assemble.sh folder TARGET_DIR OUT      the three programs, stripped; recipes, digits, licence
+#   assemble.sh programs TARGET_DIR OUT    this folder as opt/baton, with the health check; authorities
 #   assemble.sh cpu|cuda LIBTORCH OUT      of a .libtorch that scripts/setup.sh made
 #
 # A separate script, so that scripts/deploy/container.sh tests what the Dockerfile does. Run it in the repository's
@@ -13,14 +15,19 @@ fail() {
     exit 1
 }
 
+# folder OUT
+folder() {
+    install -D -s -t "$1/bin" "$from/baton" "$from/baton-coordinator" "$from/baton-worker"
+    # For a first try without your own data: the programs find these by name, from any folder.
+    install -D -m 644 -t "$1/recipes" recipes/*.toml
+    install -D -m 644 -t "$1/recipes/base" recipes/base/*.toml
+    install -D -m 644 -t "$1/assets/digits" assets/digits/*
+    install -m 644 LICENSE "$1"
+}
+
 programs() {
-    install -D -s -t "$out/opt/baton/bin" "$from/baton" "$from/baton-coordinator" "$from/baton-worker"
+    folder "$out/opt/baton"
     install -m 755 deploy/container/health.sh "$out/opt/baton/bin/baton-health"
-    # For a first try without your own data; the recipe's paths start in this folder.
-    install -D -m 644 -t "$out/opt/baton/recipes" recipes/*.toml
-    install -D -m 644 -t "$out/opt/baton/recipes/base" recipes/base/*.toml
-    install -D -m 644 -t "$out/opt/baton/assets/digits" assets/digits/*
-    install -m 644 LICENSE "$out/opt/baton"
     # Trusted certificate authorities for buckets; slim images have no list.
     authorities=/etc/ssl/certs/ca-certificates.crt
     [ -s "$authorities" ] || fail "no $authorities here: install the package ca-certificates"
@@ -49,11 +56,12 @@ libraries() {
     chmod -R u=rwX,go=rX "$to"
 }
 
-[ $# -eq 3 ] || fail "usage: assemble.sh programs|cpu|cuda FROM OUT"
+[ $# -eq 3 ] || fail "usage: assemble.sh folder|programs|cpu|cuda FROM OUT"
 from=$2 out=$3
 [ -d "$from" ] || fail "no folder $from"
 case $1 in
+folder) folder "$out" ;;
 programs) programs ;;
 cpu | cuda) libraries "$1" ;;
-*) fail "unknown part '$1'; known: programs, cpu, cuda" ;;
+*) fail "unknown part '$1'; known: folder, programs, cpu, cuda" ;;
 esac

@@ -2,7 +2,7 @@
 # Installs the wheel in dist/ into a new virtual environment beside PyTorch, and trains on the digits there.
 #
 #   scripts/dist/check.sh [--in SUITE]     with this machine's Python, or with that of an Ubuntu such as jammy (22.04, glibc
-#                                          2.35), which debootstrap makes in target/dist-SUITE; needs root for that
+#                                          2.35), which debootstrap makes in target/dist-SUITE; needs root: suite.sh
 #
 # The last line is RESULT {...}: seconds from `pip install` to the first step.
 set -euo pipefail
@@ -12,7 +12,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 case "$#:${1:-}" in
 0: | 2:--in) ;;
-*) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "scripts/dist/${0##*/}" >&2 && exit 2 ;;
+*) usage ;;
 esac
 inside=(env)
 if [ $# -eq 2 ]; then inside=(in_suite "$2"); fi

@@ -3,8 +3,7 @@
 #
 #   scripts/dist/programs.sh OUT              with this machine's compilers: for its glibc and newer ones
 #   scripts/dist/programs.sh OUT --in SUITE   with those of a Debian that debootstrap makes in target/dist-SUITE, such as
-#                                             bullseye (glibc 2.31); needs root and debootstrap. DEBIAN_MIRROR and
-#                                             UBUNTU_MIRROR choose other mirrors than the public ones
+#                                             bullseye (glibc 2.31); needs root: suite.sh
 #
 # OUT gets bin, recipes, assets and LICENSE.
 set -euo pipefail
@@ -14,7 +13,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 case "$#:${2:-}" in
 1: | 3:--in) ;;
-*) sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "scripts/dist/${0##*/}" >&2 && exit 2 ;;
+*) usage ;;
 esac
 out=$1 suite=${3:-}
 
@@ -36,8 +35,4 @@ cargo fetch --locked
 if [ -n "$suite" ]; then in_suite "$suite" "${build[@]}"; else "${build[@]}"; fi
 
 rm -rf "$out"
-install -D -t "$out/bin" "$target"/dist/{baton,baton-coordinator,baton-worker}
-install -D -m 644 -t "$out/recipes" recipes/*.toml
-install -D -m 644 -t "$out/recipes/base" recipes/base/*.toml
-install -D -m 644 -t "$out/assets/digits" assets/digits/*
-install -m 644 LICENSE "$out"
+deploy/container/assemble.sh folder "$target/dist" "$out"

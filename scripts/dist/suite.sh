@@ -1,5 +1,12 @@
 # shellcheck shell=bash
 # Commands in an older Debian or Ubuntu, which debootstrap makes below target/; sourced by scripts in the repository's root.
+# DEBIAN_MIRROR and UBUNTU_MIRROR name other mirrors than the public ones, UBUNTU_KEYRING a file with Ubuntu's keys.
+
+# Prints the first comment of the script, and ends it.
+usage() {
+    sed -n '2,/^set /{/^#/s/^# \{0,1\}//p}' "scripts/dist/${0##*/}" >&2
+    exit 2
+}
 
 # What compiling and installing need.
 readonly SUITE_PACKAGES=ca-certificates,cmake,g++,make,nasm,python3,python3-venv
@@ -34,7 +41,7 @@ make_suite() {
     rm -rf "$root"
     case $suite in
     focal | jammy | noble)
-        options=("--components=main,universe" --keyring=/usr/share/keyrings/ubuntu-archive-keyring.gpg)
+        options=("--components=main,universe" "--keyring=${UBUNTU_KEYRING:-/usr/share/keyrings/ubuntu-archive-keyring.gpg}")
         mirror=${UBUNTU_MIRROR:-http://archive.ubuntu.com/ubuntu}
         ;;
     *)
@@ -43,7 +50,7 @@ make_suite() {
         ;;
     esac
     if [ ! -e "${options[-1]#--keyring=}" ]; then
-        echo "dist: the keys of $suite are missing: apt-get install debian-archive-keyring ubuntu-keyring" >&2
+        echo "dist: ${options[-1]#--keyring=} with the keys of $suite is missing: apt-get install debian-archive-keyring ubuntu-keyring" >&2
         return 1
     fi
     debootstrap --variant=minbase --include="$SUITE_PACKAGES" "${options[@]}" "$suite" "$root" "$mirror"

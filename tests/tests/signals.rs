@@ -159,19 +159,23 @@ async fn up_saves_and_stops_although_its_coordinator_does_not_answer() {
     cluster.assert_undisturbed_bits().await;
 }
 
+/// Kills the coordinator of `baton up`, and the next ones cannot write their file, as on a full disk.
+async fn end_coordinator_for_good(cluster: &Cluster, up: &Child) {
+    let file = cluster.run_dir().join("coordinator.json");
+    fs::remove_file(&file).unwrap();
+    fs::create_dir(&file).unwrap();
+    kill(child(up, "baton-coordinator"));
+    let look = async || cluster.log("up").contains("cannot be written").then_some(());
+    cluster.until("the coordinator cannot start", look).await;
+}
+
 #[tokio::test]
 async fn up_saves_and_stops_although_its_coordinator_can_never_start_again() {
     let mut cluster = Cluster::endless();
     let mut up = cluster.up(&[], &[]);
     cluster.served_by(&up).await;
     cluster.events().await.saved_at(30).await;
-    // The next coordinator cannot write this file, as on a full disk.
-    let file = cluster.run_dir().join("coordinator.json");
-    fs::remove_file(&file).unwrap();
-    fs::create_dir(&file).unwrap();
-    kill(child(&up, "baton-coordinator"));
-    let look = async || cluster.log("up").contains("cannot be written").then_some(());
-    cluster.until("the coordinator cannot start", look).await;
+    end_coordinator_for_good(&cluster, &up).await;
 
     interrupt(up.id().unwrap());
 
@@ -181,4 +185,23 @@ async fn up_saves_and_stops_although_its_coordinator_can_never_start_again() {
     let newest = cluster.checkpoint_names().into_iter().max().unwrap();
     let text = format!("the coordinator did not answer; the newest checkpoint is {newest})");
     assert!(log.contains(&text), "{text}: {log}");
+}
+
+#[tokio::test]
+async fn up_does_not_say_drained_if_nothing_is_saved() {
+    let mut cluster =
+        Cluster::endless().set("checkpoint.every_epochs=1000000").set("cluster.drain_seconds=1.0");
+    let mut up = cluster.up(&[], &[]);
+    cluster.served_by(&up).await;
+    cluster.events().await.next_of(Kind::TrainingStarted).await;
+    end_coordinator_for_good(&cluster, &up).await;
+    // They can no longer save.
+    children(child(&up, "baton-worker")).into_iter().for_each(stop);
+
+    interrupt(up.id().unwrap());
+
+    let failed = end_of(&mut up).await;
+    let log = cluster.log("up");
+    assert_eq!(failed.code(), Some(i32::from(exit::FAILED)), "{log}");
+    assert!(log.contains("the state was not saved, and there is no checkpoint"), "{log}");
 }

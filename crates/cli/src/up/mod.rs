@@ -286,10 +286,7 @@ impl Up {
                 Input::Restart(_) if self.is_ending() => {}
                 Input::Restart(ChildKind::Coordinator) => {
                     self.spawn_coordinator(listen, CoordinatorStart::Restart)?;
-                    // The one before may have ended before it stored the request.
-                    if let StopRequest::Drain { .. } = self.stop_request {
-                        self.request_drain(coordinator);
-                    }
+                    self.request_drain(coordinator);
                 }
                 Input::Restart(ChildKind::Agent) => self.start_agent(address)?,
                 Input::AnswerTimeout => self.drain_without_answer(),
@@ -562,6 +559,8 @@ impl Up {
         }
     }
 
+    /// Asks the coordinator to save and stop, if that is wanted. It may end before it has stored the request, and then the
+    /// next one has to be asked.
     fn request_drain(&self, coordinator: &Coordinator) {
         if let StopRequest::Drain { reason, without_coordinator: false, .. } = &self.stop_request {
             tokio::spawn(feed::drain(coordinator.clone(), reason.clone(), self.queue.clone()));
@@ -571,18 +570,19 @@ impl Up {
     /// A coordinator that is silent, because it is stopped, its certificate has expired or its disk is full, is killed, and
     /// the agent saves and stops by itself. So a notice is obeyed in time.
     fn drain_without_answer(&mut self) {
-        let StopRequest::Drain { without_coordinator: false, .. } = self.stop_request else {
-            return;
-        };
-        if self.is_ending() {
-            return;
-        }
+        let is_ending = self.is_ending();
         let silence = self.now().since(self.last_answer);
-        if !decide::ends_silent_coordinator(silence, self.coordinator.is_running()) {
-            return feed::send_later(DRAIN_ANSWER_TIMEOUT, Input::AnswerTimeout, &self.queue);
+        let ends = decide::ends_silent_coordinator(silence, self.coordinator.is_running());
+        match &mut self.stop_request {
+            StopRequest::Drain { without_coordinator, .. }
+                if !*without_coordinator && !is_ending =>
+            {
+                *without_coordinator = ends;
+            }
+            _ => return,
         }
-        if let StopRequest::Drain { without_coordinator, .. } = &mut self.stop_request {
-            *without_coordinator = true;
+        if !ends {
+            return feed::send_later(DRAIN_ANSWER_TIMEOUT, Input::AnswerTimeout, &self.queue);
         }
         let seconds = silence.as_secs();
         self.display.note(&format!(

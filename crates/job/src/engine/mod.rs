@@ -171,6 +171,13 @@ impl Engine {
         engine
     }
 
+    /// Whether a job that was complete by the recipe `last` may go on: its recipe now says otherwise when to end early.
+    #[must_use]
+    pub fn may_go_on(&self, last: &JobSpec) -> bool {
+        self.outcome() == Some(&Outcome::Completed)
+            && last.limits.early_end() != self.spec.limits.early_end()
+    }
+
     fn blank(spec: &JobSpec, origin: JobOrigin, now: Time) -> Self {
         Self {
             policy: Policy::new(spec),
