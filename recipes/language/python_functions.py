@@ -15,13 +15,13 @@ import sysconfig
 
 # Tests, tools and packages of others.
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo"}
-BODY = range(30, 300)
-"""Characters of a function's body."""
+SHORTEST, LONGEST = 30, 299
+"""Fewest, and by default most, characters of a function's body."""
 DOCSTRING = 300
 """Most characters of a docstring that an instruction shows."""
 
 
-def functions(source):
+def functions(source, longest):
     """Instruction and answer for every function in a module that has a docstring and a body of a suitable length."""
     for node in ast.walk(ast.parse(source)):
         if not isinstance(node, ast.FunctionDef) or len(node.body) < 2:
@@ -31,19 +31,19 @@ def functions(source):
         signature = f"def {node.name}({ast.unparse(node.args)}):"
         lines = "\n".join(ast.unparse(statement) for statement in node.body[1:]).split("\n")
         body = "\n".join("    " + line for line in lines)
-        if len(body) in BODY:
+        if SHORTEST <= len(body) <= longest:
             summary = docstring.split("\n\n")[0][:DOCSTRING]
             question = f'Write a Python function.\n{signature}\n    """{summary}"""'
             yield question, f"{signature}\n{body}"
 
 
-def samples(library):
+def samples(library, longest):
     for path in sorted(library.rglob("*.py")):
         module = path.relative_to(library)
         if LEFT_OUT & set(module.parts):
             continue
         try:
-            pairs = list(functions(path.read_text()))
+            pairs = list(functions(path.read_text(), longest))
         except (SyntaxError, UnicodeDecodeError, ValueError):
             continue
         for question, answer in pairs:
@@ -54,11 +54,14 @@ def samples(library):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("out", type=pathlib.Path, help="the file of JSON lines to write")
-    out = parser.parse_args().out
+    longest = "most characters of a function's body (default: %(default)s)"
+    parser.add_argument("--longest", type=int, default=LONGEST, metavar="N", help=longest)
+    arguments = parser.parse_args()
+    out = arguments.out
     out.parent.mkdir(parents=True, exist_ok=True)
     count = 0
     with out.open("w") as file:
-        for sample in samples(pathlib.Path(sysconfig.get_paths()["stdlib"])):
+        for sample in samples(pathlib.Path(sysconfig.get_paths()["stdlib"]), arguments.longest):
             file.write(json.dumps(sample) + "\n")
             count += 1
     print(f"wrote {count} functions to {out}")

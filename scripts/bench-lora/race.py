@@ -3,12 +3,14 @@
     race.py --baton PROGRAM --work DIR --rounds N
 
 Both sides train on the same texts in the same order, and every step's number of tokens is known, except with packing,
-where it is the mean of all sequences. Packing is measured on the short texts alone.
+where it is the mean of all sequences. Packing is measured on functions of every length, most of which are short.
 """
 
 import json
+import random
 import statistics
 import subprocess
+import sys
 from pathlib import Path
 
 import common
@@ -16,10 +18,13 @@ import texts
 from jobs import Baton, Torch, gaps, signal_rank
 
 HERE = Path(__file__).parent
-LORA = HERE.absolute().parents[1] / ".lora"
+ROOT = HERE.absolute().parents[1]
+LORA = ROOT / ".lora"
 MODEL, TRAIN = LORA / "models/smollm2", LORA / "data/functions-train.beton"
-# Most characters of instruction and answer of a short text.
-SHORT = 300
+# Most characters of the body of a function of the mixed texts, and most tokens of one.
+LONGEST, SEQUENCE = 1500, 768
+# Packed sequences per step, which have about as many tokens as a step of padded texts; and the steps that are counted.
+PACKED, MIXED_COUNTED = 2, 12
 # Texts per rank and step; rank of the adapter's matrices.
 BATCH, RANK, LR, CLIP = 8, 16, 1e-4, 1.0
 # Steps that are not counted, and those that are.
@@ -37,7 +42,7 @@ evaluation = {{ every_epochs = 100 }}
 checkpoint = {{ every_epochs = 0, every_steps = 0 }}
 cluster = {{ device = "cpu" }}
 """
-SIDES = ["baton", "peft", "packed", "peft_short", "qlora", "peft_qlora"]
+SIDES = ["baton", "peft", "packed", "peft_padded", "qlora", "peft_qlora"]
 AIMS = {
     "lora_step_ratio": (1.1, "at least"),
     "qlora_step_ratio": (1.1, "at least"),
@@ -56,14 +61,20 @@ def peak_mib(pid):
     return int(line.split()[1]) / 1024
 
 
-def measured(job):
+def measured(job, counted=COUNTED):
     """Seconds of the counted steps, and the memory of the larger rank, MiB."""
     job.start()
-    job.wait_for_number(WARM + COUNTED)
+    job.wait_for_number(WARM + counted)
     memory = max(map(peak_mib, job.ranks()))
     job.kill()
-    seconds = gaps([step for step in job.steps if step.number >= WARM])[:COUNTED]
+    seconds = gaps([step for step in job.steps if step.number >= WARM])[:counted]
     return sum(seconds), memory
+
+
+def alone(job):
+    """The same with one rank: padded long texts of two do not fit into the memory of a small machine."""
+    job.world_size = 1
+    return measured(job, MIXED_COUNTED)
 
 
 def killed(job):
@@ -77,14 +88,18 @@ def killed(job):
     return step.when - when
 
 
-def short_texts(baton, folder):
-    """Writes the short ones of the instructions: a file of tokens."""
-    lines = (LORA / "data/functions.jsonl").read_text(encoding="utf-8").splitlines()
-    length = lambda line: sum(len(message["content"]) for message in json.loads(line)["messages"])
-    source, target = folder / "short.jsonl", folder / "short.beton"
-    source.write_text("".join(f"{line}\n" for line in lines if length(line) <= SHORT), encoding="utf-8")
-    tokenize = [baton, "data", "tokenize", "--from", source, "--to", target, "--tokenizer", MODEL, "--sequence", "256"]
-    subprocess.run(tokenize, check=True)
+def mixed_texts(baton, folder):
+    """Writes functions of every length, in a fixed random order: a file of tokens."""
+    source, target = folder / "mixed.jsonl", folder / "mixed.beton"
+    functions = ROOT / "recipes/language/python_functions.py"
+    subprocess.run([sys.executable, functions, source, "--longest", str(LONGEST)], check=True)
+    lines = source.read_text(encoding="utf-8").splitlines(keepends=True)
+    random.Random(0).shuffle(lines)
+    source.write_text("".join(lines), encoding="utf-8")
+    limit = ["--sequence", str(SEQUENCE)]
+    subprocess.run(
+        [baton, "data", "tokenize", "--from", source, "--to", target, "--tokenizer", MODEL, *limit], check=True
+    )
     return target
 
 
@@ -102,19 +117,23 @@ def main():
         recipe = arguments.work / "recipe.toml"
         recipe.write_text(RECIPE, encoding="utf-8")
         each = 2 * BATCH
-        short = short_texts(arguments.baton, arguments.work)
-        packing = [f"data.train={short}", f"data.val={short}", "data.packing=true"]
+        mixed = mixed_texts(arguments.baton, arguments.work)
+        packing = [f"data.train={mixed}", f"data.val={mixed}", "data.packing=true"]
+        packing += [f"data.sequence={SEQUENCE}", f"train.global_batch={PACKED}", "train.virtual_ranks=1"]
         changes = [word for change in packing for word in ("--set", change)]
         shown = subprocess.check_output([arguments.baton, "recipe", "check", recipe, "--json", *changes], text=True)
         sequences = json.loads(shown)["run"]["samples"]
 
-        def counted(path):
-            read = texts.read(path, (WARM + COUNTED) * each)[WARM * each :]
+        def counted(path, per_step=each, steps=COUNTED):
+            read = texts.read(path, (WARM + steps) * per_step)[WARM * per_step :]
             return sum(len(text) for text, _ in read)
 
-        every = texts.read(short, texts.count(short))
-        packed = sum(len(text) for text, _ in every) / sequences * COUNTED * each
-        tokens = {name: counted(TRAIN) for name in SIDES} | {"packed": packed, "peft_short": counted(short)}
+        every = texts.read(mixed, texts.count(mixed))
+        packed = sum(len(text) for text, _ in every) / sequences * MIXED_COUNTED * PACKED
+        tokens = {name: counted(TRAIN) for name in SIDES} | {
+            "packed": packed,
+            "peft_padded": counted(mixed, BATCH, MIXED_COUNTED),
+        }
         found = {name: [] for name in [*SIDES, "kill"]}
         for number in range(1, arguments.rounds + 1):
 
@@ -128,8 +147,8 @@ def main():
             common.say(f"round {number} of {arguments.rounds}")
             found["baton"].append(measured(baton("baton")))
             found["peft"].append(measured(peft("peft")))
-            found["packed"].append(measured(baton("packed", *packing)))
-            found["peft_short"].append(measured(peft("peft_short", "--data", short)))
+            found["packed"].append(alone(baton("packed", *packing)))
+            found["peft_padded"].append(alone(peft("peft_padded", "--data", mixed)))
             found["qlora"].append(measured(baton("qlora", "adapter.base=nf4")))
             found["peft_qlora"].append(measured(peft("peft_qlora", "--nf4")))
             found["kill"].append(killed(baton("kill", "train.global_batch=2")))
@@ -146,7 +165,7 @@ def report(found, tokens, skip_seconds):
         "qlora_step_ratio": middle["peft_qlora"][0] / middle["qlora"][0],
         "memory_ratio": middle["baton"][1] / middle["peft"][1],
         "qlora_memory_ratio": middle["qlora"][1] / middle["peft_qlora"][1],
-        "packing_gain": tokens["packed"] / middle["packed"][0] / (tokens["peft_short"] / middle["peft_short"][0]),
+        "packing_gain": tokens["packed"] / middle["packed"][0] / (tokens["peft_padded"] / middle["peft_padded"][0]),
         "resume_skip_seconds": skip_seconds,
         "rank_kill_seconds": statistics.median(found["kill"]),
     }

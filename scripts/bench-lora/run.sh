@@ -5,11 +5,11 @@
 #       --baton PROGRAM     another build, with coordinator and worker in the same folder
 #
 # SmolLM2-135M-Instruct, rank 16 on all linear layers, AdamW, two CPU ranks with one thread each, 8 texts per rank and step,
-# the same texts on both sides. It measures the time of a step, useful tokens per second of short texts with packing and padded,
-# the memory of a rank, step and memory with the model in 4 bits too, the time from `kill -9` of a rank until the next
-# finished step, and the time to find the middle of an epoch of a million texts. Files are in target/bench-lora
-# and are removed at the end; after a failure they are kept. The last line of output is "RESULT {...}". Requires built
-# programs, which `make bench-lora` builds.
+# the same texts on both sides. It measures the time of a step, the memory of a rank, both with the model in 4 bits too,
+# useful tokens per second of texts of every length, packed and padded, the time from `kill -9` of a rank until the next
+# finished step, and the time to find the middle of an epoch of a million texts. Files are in target/bench-lora and are
+# removed at the end; after a failure they are kept. The last line of output is "RESULT {...}". Requires built programs,
+# which `make bench-lora` builds.
 set -euo pipefail
 
 # shellcheck source=scripts/bench/lib.sh

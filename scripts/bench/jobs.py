@@ -190,7 +190,7 @@ class Baton(Job):
 
 
 class Torch(Job):
-    """torchrun with two workers."""
+    """torchrun with two workers by default."""
 
     name = "torchrun"
     REPORTED_STEP = re.compile(r"^([\d.]+) step (\d+) of process (\d+)$")
@@ -198,11 +198,12 @@ class Torch(Job):
     def __init__(self, folder, script, *flags):
         super().__init__(folder)
         self.script, self.flags = script, flags
+        self.world_size = 2
 
     def command(self):
         # torch.distributed.run is what torchrun calls; the script's first line may name another Python.
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        command += ["--nproc-per-node", 2, "--max-restarts", 10]
+        command += ["--nproc-per-node", self.world_size, "--max-restarts", 10]
         return [*command, self.script, "--checkpoint", self.folder / "checkpoint.pt", *self.flags]
 
     def environment(self):

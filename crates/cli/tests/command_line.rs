@@ -281,6 +281,13 @@ fn a_check_lists_all_faults_of_all_recipes() {
     );
     assert!(lines[3].starts_with("no.toml: No such file"), "{output}");
     assert_eq!((error.as_str(), code), ("error: 2 of 3 recipes cannot run\n", Some(2)));
+    assert!(
+        checked(&["quik"]).0.starts_with("quik: there is no such file, and no folder recipes/")
+    );
+    fs::create_dir(folder.0.path().join("recipes")).unwrap();
+    folder.write("recipes/quick.toml", RECIPE);
+    let (output, ..) = checked(&["quik"]);
+    assert!(output.ends_with("recipes that have a name: quick\n"), "{output}");
 
     // Faults that only a simulation of the run finds.
     let (output, _, code) = checked(&["good.toml", "--samples", "63"]);

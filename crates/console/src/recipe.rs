@@ -1,7 +1,8 @@
 //! Finding and reading recipe files, by path or by name.
 
 use std::{
-    io,
+    collections::BTreeSet,
+    fs, io,
     path::{Path, PathBuf},
 };
 
@@ -37,8 +38,31 @@ pub fn text(path: &Path) -> io::Result<String> {
         io::ErrorKind::InvalidData => {
             io::Error::new(error.kind(), "is not a text file; is it the recipe?")
         }
+        io::ErrorKind::NotFound if is_name(path) => io::Error::new(error.kind(), unknown_name()),
         _ => error,
     })
+}
+
+fn is_name(path: &Path) -> bool {
+    path.extension().is_none() && path.components().count() == 1
+}
+
+fn unknown_name() -> String {
+    let here = Path::new(RECIPES);
+    let folders = [Some(here.to_owned()), installed(here)];
+    let entries = folders.into_iter().flatten().filter_map(|folder| fs::read_dir(folder).ok());
+    let files = entries.flatten().flatten().map(|entry| entry.path());
+    let recipes = files.filter(|file| file.extension().is_some_and(|kind| kind == "toml"));
+    let names: BTreeSet<String> =
+        recipes.filter_map(|file| Some(file.file_stem()?.to_string_lossy().into_owned())).collect();
+    match names.len() {
+        0 => "there is no such file, and no folder recipes/ here: name the file of a recipe"
+            .to_owned(),
+        _ => {
+            let names = names.into_iter().collect::<Vec<_>>().join(", ");
+            format!("there is no such file or recipe; recipes that have a name: {names}")
+        }
+    }
 }
 
 /// Folder of the recipes that can be given by name.
