@@ -1,4 +1,4 @@
-"""Baton from Python: starts and watches jobs, reads their results, and exports PyTorch networks.
+"""Baton from Python: writes data sets, starts and watches jobs, reads their results, and exports PyTorch networks.
 
     import baton
 
@@ -16,6 +16,7 @@ All use Baton's programs `baton` and `baton-worker`. They are searched in the fo
 BATON_BIN names, beside the Python that runs, and on PATH.
 """
 
+from baton._beton import BetonDataset, write_beton
 from baton._compare import compare
 from baton._comparison import Comparison, Difference
 from baton._export import ExportSummary, export
@@ -26,6 +27,7 @@ from baton._run import Run
 from baton._version import VERSION as __version__
 
 __all__ = [
+    "BetonDataset",
     "Comparison",
     "Difference",
     "ExportError",
@@ -38,4 +40,5 @@ __all__ = [
     "compare",
     "export",
     "up",
+    "write_beton",
 ]

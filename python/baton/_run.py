@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from baton import _programs
+
+if TYPE_CHECKING:
+    import torch
 
 
 class Run:
@@ -21,16 +25,25 @@ class Run:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        """Opens a run folder, such as `runs/digits_cpu`.
+        """Opens a run folder, such as `runs/digits_cpu`, or the bucket of its checkpoints, `s3://BUCKET/PREFIX`, which has
+        checkpoints and weights only.
 
         Raises FileNotFoundError if no job has run there.
         """
-        self.path = Path(path)
-        if not (self.path / "journal.redb").exists():
-            raise FileNotFoundError(f"{self.path} is no run folder: it has no journal.redb")
+        self._store = os.fspath(path) if str(path).startswith("s3://") else os.path.join(path, "checkpoints")
+        self._folder = None if self._store == path else Path(path)
+        if self._folder and not (self._folder / "journal.redb").exists():
+            raise FileNotFoundError(f"{self._folder} is no run folder: it has no journal.redb")
 
     def __repr__(self) -> str:
-        return f"baton.Run({str(self.path)!r})"
+        return f"baton.Run({str(self._folder or self._store)!r})"
+
+    @property
+    def path(self) -> Path:
+        """The run folder. Raises FileNotFoundError if this is a bucket."""
+        if self._folder is None:
+            raise FileNotFoundError(f"{self._store} has checkpoints only: the rest is in the run folder")
+        return self._folder
 
     def metrics(self) -> list[dict[str, Any]]:
         """A row per reported step, of the steps that count: those that were repeated after a rollback or from a
@@ -72,11 +85,25 @@ class Run:
         return status
 
     def checkpoints(self) -> list[dict[str, Any]]:
-        """The checkpoints in the run folder, the newest first, as `baton checkpoint ls --json` prints them.
+        """The checkpoints in the run folder or bucket, the newest first, as `baton checkpoint ls --json` prints them.
 
         Raises JobError if they cannot be listed.
         """
-        return _programs.call_baton("checkpoint", "ls", "--json", "--dir", self.path / "checkpoints")
+        return _programs.call_baton("checkpoint", "ls", "--json", "--dir", self._store)
+
+    def load_state_dict(self, checkpoint: str | None = None, *, ema: bool = False) -> dict[str, torch.Tensor]:
+        """The weights in a checkpoint (default: the newest), or with `ema` their moving average, in f32 on the CPU, for
+        `model.load_state_dict`: with torchvision's names for its networks, a program's own, or those of an adapter.
+
+        Needs torch and safetensors. Raises JobError if there is no such checkpoint, it is damaged, or has no average.
+        """
+        from safetensors.torch import load_file
+
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "weights.safetensors")
+            chosen = ([checkpoint] if checkpoint else []) + (["--ema"] if ema else [])
+            _programs.call_baton("checkpoint", "export", *chosen, "--json", "--dir", self._store, "--out", file)
+            return load_file(file)
 
     def _report(self) -> dict[str, Any]:
         path = self.path / "report.json"

@@ -102,6 +102,15 @@ def test_checkpoints_are_listed_by_baton(run, programs):
     assert listed == [f"checkpoint ls --json --dir {found.path}/checkpoints", "b"]
 
 
+def test_a_bucket_has_checkpoints_and_nothing_else(programs):
+    programs("baton", """printf '{"name": "%s"}\\n' "$*" """)
+    bucket = baton.Run("s3://weights/digits")
+    assert repr(bucket) == "baton.Run('s3://weights/digits')"
+    assert bucket.checkpoints()[0]["name"] == "checkpoint ls --json --dir s3://weights/digits"
+    with pytest.raises(FileNotFoundError, match="s3://weights/digits has checkpoints only"):
+        bucket.metrics()
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"is no run folder: it has no journal.redb"):
         baton.Run(tmp_path / "missing")

@@ -51,3 +51,37 @@ async fn a_job_goes_on_without_the_kernel_that_started_it_and_another_one_attach
         )
     );
 }
+
+#[test]
+fn baton_reads_a_data_set_that_python_copied_from_one_of_its_own() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let folder = tempfile::tempdir().unwrap();
+    let [digits, copy] =
+        [root.join("assets/digits/digits-val.beton"), folder.path().join("copy.beton")];
+    let path = std::env::join_paths([root.join("python"), root.join(".tools/python")]).unwrap();
+    let python = std::process::Command::new("python3")
+        .arg(root.join("tests/python/data.py"))
+        .args([&digits, &copy])
+        .env("PYTHONPATH", path)
+        .output()
+        .unwrap();
+    assert_eq!(String::from_utf8(python.stdout).unwrap(), "360\n", "{:?}", python.stderr);
+
+    let baton = |command: &str, file: &Path| {
+        let output = std::process::Command::new(binary("baton"))
+            .args(["data", command, "--json"])
+            .arg(file)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+    };
+    assert_eq!(baton("verify", &copy)["faults"], serde_json::json!([]));
+    let [original, copied] = [&digits, &copy].map(|file| baton("inspect", file));
+    println!("{original} {copied}");
+    assert_eq!(copied["samples"], original["samples"]);
+    for field in 0..2 {
+        assert_eq!(copied["fields"][field], original["fields"][field]);
+    }
+    assert_eq!(copied["fields"][2]["name"], "mean");
+}

@@ -202,3 +202,15 @@ def test_an_exported_resnet_computes_what_the_native_one_does(tmp_path):
     assert results[0].keys() == results[1].keys()
     for name, value in results[0].items():
         assert (value - results[1][name]).abs().max() <= 1e-6, name
+
+
+def test_the_weights_of_a_checkpoint_load_into_a_module():
+    run = baton.Run(pathlib.Path(__file__).resolve().parents[3] / "tests/compat/7d60ec3/run")
+    newest, older = (nn.ModuleDict({"fc": nn.Linear(3 * 32 * 32, 10)}) for _ in range(2))
+    newest.load_state_dict(run.load_state_dict())
+    older.load_state_dict(run.load_state_dict(run.checkpoints()[1]["name"]))
+    assert not torch.equal(newest["fc"].weight, older["fc"].weight)
+    with pytest.raises(baton.JobError, match="no-such"):
+        run.load_state_dict("no-such")
+    with pytest.raises(baton.JobError, match="has no averaged weights"):
+        run.load_state_dict(ema=True)
