@@ -447,3 +447,28 @@ async fn invalid_messages_of_agents_get_a_clear_error_and_do_not_affect_others()
     let (ended, agents) = cluster.finish().await;
     assert!(ended.success() && agents[0].success(), "{}", cluster.log("coordinator"));
 }
+
+#[test]
+fn a_doctor_finds_no_problem_on_a_machine_that_trains_and_one_in_a_folder_without_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let doctor = |run_dir: &Path| {
+        let mut command = Command::new(binary("baton"));
+        let output = command.args(["doctor", "--json", "--run-dir"]).arg(run_dir).output().unwrap();
+        let lines = String::from_utf8(output.stdout).unwrap();
+        let checks: Vec<serde_json::Value> =
+            lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        (output.status.code(), checks)
+    };
+    let (code, checks) = doctor(&folder.path().join("runs"));
+    let names: Vec<&str> = checks.iter().filter_map(|check| check["check"].as_str()).collect();
+    // Machines with GPUs have NCCL too.
+    for name in ["programs", "libtorch", "processor", "memory", "GPUs", "run folder", "clock"] {
+        assert!(names.contains(&name), "{names:?}");
+    }
+    assert!(checks.iter().all(|check| check["verdict"] != "problem"), "{checks:?}");
+    assert_eq!((code, fs::read_dir(folder.path()).unwrap().count()), (Some(0), 0));
+
+    let (code, checks) = doctor(Path::new("/proc"));
+    let check = checks.iter().find(|check| check["check"] == "run folder").unwrap();
+    assert_eq!((code, &check["verdict"]), (Some(2), &"problem".into()), "{check}");
+}

@@ -10,6 +10,7 @@
 //! | `probe` | computes one step for given inputs, to be compared with PyTorch ([`probe`]) |
 //! | `bench` | measures seconds per training step ([`mod@bench`]) |
 //! | `gpu-check` | checks CUDA, NCCL and the kernels on a machine with a GPU ([`gpu_check`]) |
+//! | `machine` | shows what libtorch and the driver offer ([`machine`]) |
 //!
 //! Agent and rank exchange the messages of [`link`] over a socket pair. The rank's end is its standard input, so no
 //! file descriptor number has to be passed; when it is closed the rank exits.
@@ -24,6 +25,7 @@ mod gpu_check;
 mod import;
 mod link;
 mod logging;
+mod machine;
 mod probe;
 mod rank;
 mod signals;
@@ -79,6 +81,8 @@ enum Command {
     Bench(bench::Args),
     /// Check CUDA, NCCL and the GPU kernels, and compare the loss with the CPU's.
     GpuCheck(gpu_check::Args),
+    /// Show what libtorch and NVIDIA's driver offer here; a part of `baton doctor`.
+    Machine(machine::Args),
 }
 
 fn main() -> ExitCode {
@@ -91,6 +95,10 @@ fn main() -> ExitCode {
         Command::Probe(args) => probe::run(&args).map(|()| Outcome::Completed),
         Command::Bench(args) => bench::run(&args).map(|()| Outcome::Completed),
         Command::GpuCheck(args) => gpu_check::run(&args).map(|()| Outcome::Completed),
+        Command::Machine(args) => {
+            machine::run(&args);
+            Ok(Outcome::Completed)
+        }
     };
     match result {
         Ok(outcome) => ExitCode::from(outcome.exit_code()),

@@ -422,6 +422,39 @@ fn program(name: &str) -> String {
 }
 
 #[test]
+fn a_doctor_names_a_program_that_does_not_start_and_one_that_is_missing() {
+    let folder = TestFolder::new();
+    folder.fake(
+        "baton-worker",
+        "echo 'libtorch_cpu.so: cannot open shared object file' >&2; exit 127",
+    );
+    let version = stdout(&folder.baton(&["--version"]));
+    folder.fake(
+        "baton-coordinator",
+        &format!("echo '{}'", version.replace("baton", "baton-coordinator").trim()),
+    );
+    let output = folder.baton(&["doctor"]);
+    assert_eq!(output.status.code(), Some(2));
+    let lines = String::from_utf8(output.stdout).unwrap();
+    let problems: Vec<&str> = lines.lines().filter(|line| line.starts_with("PROBLEM")).collect();
+    assert_eq!(problems.len(), 1, "{lines}");
+    assert!(
+        problems[0].contains("libtorch_cpu.so: cannot open shared object file: install PyTorch")
+    );
+    assert!(lines.starts_with("ok       programs"), "{lines}");
+
+    fs::remove_file(folder.0.path().join("baton-coordinator")).unwrap();
+    let first = stdout_of_failure(&folder.baton(&["doctor", "--json"]));
+    let check: serde_json::Value = serde_json::from_str(first.lines().next().unwrap()).unwrap();
+    assert_eq!((&check["check"], &check["verdict"]), (&"programs".into(), &"problem".into()));
+}
+
+fn stdout_of_failure(output: &Output) -> String {
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+#[test]
 fn a_program_is_inspected_and_one_that_cannot_be_trained_refused() {
     let folder = TestFolder::new();
     let text = stdout(&folder.baton(&["model", "inspect", &program("small.pt2")]));

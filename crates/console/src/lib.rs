@@ -8,6 +8,7 @@
 //! | [`json`] | results of `--json` |
 //! | [`clean`] | untrusted text, made safe for a terminal |
 //! | [`recipe`] | recipe files, by path or by name |
+//! | [`machine`] | what libtorch and the driver offer on a machine |
 //! | [`programs`] | finds the other programs of Baton |
 //! | [`signals`] | signals that this process was started to ignore |
 //! | [`Samples`], [`mean_tokens`] | how many samples a training set has, and how long its texts are |
@@ -18,6 +19,7 @@ pub mod clean;
 pub mod failure;
 pub mod human;
 pub mod json;
+pub mod machine;
 pub mod output;
 pub mod programs;
 pub mod recipe;

@@ -21,7 +21,8 @@ fn find_in(folders: &[PathBuf], name: &str) -> Result<PathBuf, Failure> {
     let mut candidates = folders.iter().map(|folder| folder.join(name));
     candidates.find(|path| path.is_file()).ok_or_else(|| {
         failed(format!(
-            "{name} is neither in this program's folder nor on the PATH: build all three programs with `make build`"
+            "{name} is neither in this program's folder nor on the PATH: the three programs belong together, \
+             and in a checkout `make build` builds them"
         ))
     })
 }

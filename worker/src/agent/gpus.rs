@@ -13,6 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use baton_console::machine;
 use baton_job::{
     Time,
     exit::{self, Failure, bad_input, crash},
@@ -331,6 +332,27 @@ fn parts(device: &nvml_wrapper::Device<'_>) -> Option<Vec<String>> {
     let parts = (0..device.mig_device_count().unwrap_or_default())
         .filter_map(|index| device.mig_device_by_index(index).ok()?.uuid().ok());
     Some(parts.collect())
+}
+
+/// The driver's version and its GPUs; `None` without a driver.
+pub(crate) fn shown_by_driver() -> Option<(String, Vec<machine::ShownGpu>)> {
+    let driver = driver()?;
+    let devices = (0..driver.device_count().unwrap_or_default())
+        .filter_map(|index| driver.device_by_index(index).ok());
+    let gpus = devices.map(|device| {
+        let memory = device.memory_info().ok();
+        machine::ShownGpu {
+            name: device.name().unwrap_or_default(),
+            memory_bytes: memory.as_ref().map_or(0, |memory| memory.total),
+            memory_free_bytes: memory.as_ref().map_or(0, |memory| memory.free),
+            compute: device
+                .cuda_compute_capability()
+                .ok()
+                .map(|compute| (compute.major, compute.minor)),
+        }
+    });
+    let gpus = gpus.collect();
+    Some((driver.sys_driver_version().unwrap_or_default(), gpus))
 }
 
 /// Reads a GPU's health. A value that it does not support counts as good, because few GPUs support every value.

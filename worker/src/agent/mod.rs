@@ -32,6 +32,7 @@ use baton_recipe::{JobSpec, spec::DeviceChoice};
 use tokio::sync::mpsc;
 use tracing::{debug, error, info, warn};
 
+pub(crate) use self::gpus::shown_by_driver;
 use self::{gpus::Gpus, logs::OwnLog, processes::Processes, uplink::Uplink};
 use crate::{link::Setup, logging};
 

@@ -6,6 +6,7 @@ pub(crate) mod checkpoint;
 mod completion;
 mod control;
 mod data;
+mod doctor;
 mod dtype;
 mod events;
 mod logs;
@@ -83,6 +84,7 @@ enum Command {
     Data(data::Command),
     #[command(subcommand)]
     Model(model::Command),
+    Doctor(doctor::Args),
     Cert(cert::Args),
     Completion(completion::Args),
 }
@@ -107,6 +109,7 @@ impl Cli {
             Command::Plan(args) => plan::run(&args),
             Command::Data(command) => data::run(&command),
             Command::Model(command) => model::run(&command),
+            Command::Doctor(args) => doctor::run(&args),
             Command::Cert(args) => cert::run(&args),
             Command::Completion(args) => completion::run(&args),
         };

@@ -148,6 +148,12 @@ pub fn gpu_count() -> u32 {
     driver_gpus().unwrap_or(0)
 }
 
+/// Why ranks cannot use the GPUs that NVIDIA's driver shows, with a remedy; `None` if they can, or if there is none.
+#[must_use]
+pub fn gpu_problem() -> Option<String> {
+    choose(DeviceChoice::Auto, LocalRank(0), gpus()).err()
+}
+
 /// Memory of a GPU as reported by the driver; `None` for a CPU.
 #[must_use]
 pub fn memory_bytes(device: Device) -> Option<u64> {
