@@ -25,9 +25,13 @@ def main() -> NoReturn:
     name = Path(sys.argv[0]).name
     program = _FOLDER / "bin" / name
     try:
-        # The others need no PyTorch, and a job can be controlled whatever is installed.
-        trains = name == "baton-worker" or sys.argv[1:2] == ["up"]
-        environment = {**os.environ, **(_libraries(os.environ.get("LD_LIBRARY_PATH", "")) if trains else {})}
+        environment = {**os.environ, "BATON_PYTHON": sys.executable}
+        try:
+            environment |= _libraries(os.environ.get("LD_LIBRARY_PATH", ""))
+        except ValueError:
+            # Others need no PyTorch: a job can be controlled whatever is installed, and `baton doctor` says what is not.
+            if name == "baton-worker" or sys.argv[1:2] == ["up"]:
+                raise
         os.execve(program, [name, *sys.argv[1:]], environment)
     except OSError as error:
         _refuse(f"{program} does not start: {error.strerror}: this wheel is for Linux on x86-64 with glibc")

@@ -122,7 +122,7 @@ class Run:
                 # Later steps were lost, and are trained again.
                 rows = {step: row for step, row in rows.items() if step <= began_at}
             elif value := point.get(kind):
-                rows[value["step"]] = _flat(point, value)
+                rows[value["step"]] = flat(point, value)
         return [rows[step] for step in sorted(rows)]
 
     def _points(self) -> Iterator[dict[str, Any]]:
@@ -139,7 +139,7 @@ class Run:
                     raise ValueError(f"{path}, line {number} is no JSON: the file is damaged") from None
 
 
-def _flat(point: dict[str, Any], value: dict[str, Any]) -> dict[str, Any]:
+def flat(point: dict[str, Any], value: dict[str, Any]) -> dict[str, Any]:
     """A row without nested values."""
     row = {"unix_millis": point["unix_millis"], "generation": point["generation"]}
     row |= {name: field for name, field in value.items() if name not in ("metrics", "ema")}

@@ -69,6 +69,14 @@ def test_nccl_gets_the_name_that_the_worker_opens(site):
     assert folder.parent == site.with_name("cache") / "baton"
 
 
+def test_every_command_gets_the_libraries_and_the_python_of_its_wheel(site):
+    """`baton checkpoint import` and `baton doctor` start baton-worker, and `baton track` starts Python."""
+    add_torch(site, "2.11.0")
+    (site / "baton/_dist/bin/baton").write_text('#!/bin/sh\necho "$BATON_PYTHON with $LD_LIBRARY_PATH"\n')
+    done = launch(site, "baton", "doctor")
+    assert done.stdout == f"{sys.executable} with {site}/torch/lib:{site}/nvidia/cu13/lib\n"
+
+
 def test_a_job_can_be_controlled_without_pytorch_or_with_another_one(site):
     expected = f"{site}/baton/_dist/bin/baton status with /opt\n"
     assert launch(site, "baton", "status", libraries="/opt").stdout == expected

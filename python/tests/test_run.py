@@ -5,24 +5,7 @@ from pathlib import Path
 
 import baton
 import pytest
-
-
-def top1(value):
-    return [{"name": "top1", "value": value, "direction": "higher", "is_fraction": True}]
-
-
-def point(millis, generation, **kind):
-    return {"unix_millis": millis, "generation": generation, **kind}
-
-
-def step(millis, generation, step, loss, accuracy):
-    return point(millis, generation, step={"step": step, "epoch": 0, "loss": loss, "metrics": top1(accuracy)})
-
-
-def evaluation(millis, generation, step, accuracy, ema=None):
-    averaged = {"loss": 2.0, "metrics": top1(ema)} if ema else None
-    value = {"step": step, "loss": 1.5, "metrics": top1(accuracy), "ema": averaged, "texts": []}
-    return point(millis, generation, evaluation=value)
+from run_files import evaluation, point, step
 
 
 @pytest.fixture

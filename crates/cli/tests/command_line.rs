@@ -449,6 +449,33 @@ fn a_doctor_names_a_program_that_does_not_start_and_one_that_is_missing() {
     assert_eq!((&check["check"], &check["verdict"]), (&"programs".into(), &"problem".into()));
 }
 
+#[test]
+fn what_needs_python_is_given_to_the_package_with_its_arguments_and_the_folder_of_the_programs() {
+    let folder = TestFolder::new();
+    folder.fake("python", "if [ $1 = -c ]; then exit $FOUND; fi; echo \"$BATON_BIN: $*\"; exit 3");
+    let run = |found: &str, arguments: &[&str]| {
+        Command::new(folder.0.path().join("baton"))
+            .args(arguments)
+            .env("BATON_PYTHON", folder.0.path().join("python"))
+            .env("FOUND", found)
+            .output()
+            .unwrap()
+    };
+    for (arguments, expected) in [
+        (&["track", "--wandb", "cats"][..], "-m baton track --wandb cats"),
+        (&["alert", "runs/a b", "--help"], "-m baton alert runs/a b --help"),
+    ] {
+        let output = run("0", arguments);
+        assert_eq!(output.status.code(), Some(3));
+        let printed = String::from_utf8(output.stdout).unwrap();
+        assert_eq!(printed, format!("{}: {expected}\n", folder.0.path().display()));
+    }
+    let output = run("1", &["track"]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!((output.status.code(), error.lines().count()), (Some(2), 1), "{error}");
+    assert!(error.contains("has no package baton: install Baton's wheel into it"), "{error}");
+}
+
 fn stdout_of_failure(output: &Output) -> String {
     assert_eq!(output.status.code(), Some(2), "{output:?}");
     String::from_utf8(output.stdout.clone()).unwrap()

@@ -9,6 +9,7 @@ mod data;
 mod doctor;
 mod dtype;
 mod events;
+mod follow;
 mod logs;
 mod metrics;
 mod model;
@@ -71,6 +72,8 @@ enum Command {
     Metrics(metrics::Args),
     Logs(logs::Args),
     Recoveries(recoveries::Args),
+    Track(follow::TrackArgs),
+    Alert(follow::AlertArgs),
     #[command(flatten)]
     Control(control::Command),
     #[command(subcommand)]
@@ -102,6 +105,8 @@ impl Cli {
             Command::Metrics(args) => metrics::run(args).await,
             Command::Logs(args) => logs::run(args).await,
             Command::Recoveries(args) => recoveries::run(args).await,
+            Command::Track(args) => Err(follow::track(&args)),
+            Command::Alert(args) => Err(follow::alert(&args)),
             Command::Control(command) => control::run(command).await,
             Command::Checkpoint(command) => return checkpoint::run(command).await,
             Command::Recipe(command) => return recipe::run(&command).await,
@@ -142,9 +147,11 @@ mod tests {
     }
 
     /// Commands without `--json`, with the reason.
-    const WITHOUT_JSON: [(&str, &str); 2] = [
+    const WITHOUT_JSON: [(&str, &str); 4] = [
+        ("baton alert", "runs until the job ends and prints no result"),
         ("baton completion", "prints a script for a shell"),
         ("baton top", "is a dashboard on a terminal"),
+        ("baton track", "runs until the job ends and prints no result"),
     ];
 
     /// All commands that have no subcommands, by their names.

@@ -1,0 +1,109 @@
+"""Tells people what happens to a job: by a webhook, Slack, or e-mail."""
+
+from __future__ import annotations
+
+import json
+import smtplib
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterable
+from email.message import EmailMessage
+from pathlib import Path
+from typing import Any
+
+# Events that people want to hear of, by their kind.
+KINDS = {
+    "node_leaves": "notice",
+    "checkpoint_advised": "notice",
+    "draining": "notice",
+    "recovered": "recovery",
+    "diverged": "divergence",
+    "budget": "budget",
+    "save_failed": "problem",
+    "store_unavailable": "problem",
+    "gpu_warning": "problem",
+    "ended": "end",
+}
+# Tries of one message, and seconds before the second; each further wait is twice as long.
+_TRIES, _FIRST_WAIT = 5, 1.0
+_TIMEOUT_SECONDS = 20.0
+
+
+class Webhook:
+    """Posts a JSON object: an event of the job with its `name` and `subject`; for Slack, its `text` alone."""
+
+    def __init__(self, url: str, *, is_slack: bool = False) -> None:
+        self._url = url
+        self._is_slack = is_slack
+
+    def send(self, job: str, event: dict[str, Any]) -> None:
+        subject = f"{job}: {event['message']}"
+        content = {"text": subject} if self._is_slack else {"name": job, "subject": subject, **event}
+        body = json.dumps(content).encode()
+        request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS):
+            pass
+
+
+class Email:
+    """Sends a message by SMTP, with STARTTLS if a user name is given."""
+
+    def __init__(self, server: str, sender: str, to: list[str], user: str | None, password: str | None) -> None:
+        host, _, port = server.partition(":")
+        self._server = (host, int(port or (587 if user else 25)))
+        self._sender, self._to = sender, to
+        self._user, self._password = user, password
+
+    def send(self, job: str, event: dict[str, Any]) -> None:
+        message = EmailMessage()
+        message["Subject"] = f"{job}: {event['message']}"[:200].replace("\n", " ")
+        message["From"], message["To"] = self._sender, ", ".join(self._to)
+        message.set_content("".join(f"{name}: {value}\n" for name, value in event.items()))
+        with smtplib.SMTP(*self._server, timeout=_TIMEOUT_SECONDS) as server:
+            if self._user is not None:
+                server.starttls()
+                server.login(self._user, self._password or "")
+            server.send_message(message)
+
+
+def alert(
+    job: str,
+    events: Iterable[dict[str, Any]],
+    receivers: list[Any],
+    sent_until: Path,
+    *,
+    kinds: set[str] | None = None,
+    sleep: Callable[[float], None] = time.sleep,
+) -> int:
+    """Sends the events of these kinds (default: all of KINDS) to each receiver; returns how many could not be sent.
+
+    The newest id is kept in the file `sent_until`, so that no event is sent twice.
+    """
+    failed = 0
+    for event in events:
+        kind = KINDS.get(event["kind"])
+        if kind is not None and (kinds is None or kind in kinds):
+            failed += sum(not _sent(receiver, job, event, sleep) for receiver in receivers)
+        sent_until.write_text(json.dumps({"after": event["id"]}), encoding="utf-8")
+    return failed
+
+
+def newest_sent(sent_until: Path) -> int:
+    """The id of the newest event that was sent."""
+    return int(json.loads(sent_until.read_bytes())["after"]) if sent_until.exists() else 0
+
+
+def _sent(receiver: Any, job: str, event: dict[str, Any], sleep: Callable[[float], None]) -> bool:
+    for number in range(_TRIES):
+        try:
+            receiver.send(job, event)
+            return True
+        except (OSError, smtplib.SMTPException) as error:
+            # Neither the address nor what a server answered: both may contain a secret.
+            problem = f"HTTP {error.code}" if isinstance(error, urllib.error.HTTPError) else type(error).__name__
+            print(f"event {event['id']}: try {number + 1} of {_TRIES} failed: {problem}", file=sys.stderr)
+            if number + 1 < _TRIES:
+                sleep(_FIRST_WAIT * 2**number)
+    return False

@@ -1,0 +1,87 @@
+"""Sending metrics to a tracker."""
+
+import json
+import os
+
+import pytest
+from baton._track import track
+from run_files import add_points, evaluation, point, step
+
+
+class Service:
+    """A tracker that keeps what it gets, over several runs of the follower."""
+
+    def __init__(self):
+        self.points, self.opened, self.finished = [], [], []
+
+    def open(self, title, known):
+        self.opened.append((title, known))
+        self.run_id = "r1"
+        return self
+
+    def log(self, step, unix_millis, values):
+        self.points.append((step, unix_millis, values))
+
+    def flush(self):
+        pass
+
+    def finish(self, succeeded):
+        self.finished.append(succeeded)
+
+
+@pytest.fixture
+def followed(tmp_path, no_programs):
+    """A run folder whose job has ended: `followed(service)` sends what is new."""
+    return tmp_path / "cats", lambda service: track(tmp_path / "cats", service.open, "fake")
+
+
+def test_a_step_is_sent_once_through_interruptions_of_job_and_tracker(followed):
+    folder, send = followed
+    service = Service()
+    add_points(folder, point(1, 1, began_at=0), step(2, 1, 10, 2.0, 0.1), step(3, 1, 20, 1.9, 0.2))
+    assert send(service) == 2
+    # Killed after step 20 and resumed from a checkpoint of step 5; then again from 15.
+    add_points(folder, point(4, 2, began_at=5), step(5, 2, 10, 2.0, 0.1), step(6, 2, 20, 1.9, 0.2))
+    add_points(folder, step(7, 2, 30, 1.8, 0.3), evaluation(8, 2, 30, 0.5, ema=0.6))
+    assert send(service) == 2
+    add_points(folder, point(9, 3, began_at=15), step(10, 3, 30, 1.8, 0.3), evaluation(11, 3, 30, 0.5))
+    assert send(service) == 0
+    assert [(step, millis) for step, millis, _ in service.points] == [(10, 2), (20, 3), (30, 7), (30, 8)]
+    assert service.points[0][2] == {"train/epoch": 0, "train/loss": 2.0, "train/top1": 0.1}
+    assert service.points[3][2] == {"val/loss": 1.5, "val/top1": 0.5, "val/ema_top1": 0.6}
+    assert service.opened == [("cats", None), ("cats", "r1"), ("cats", "r1")]
+    assert service.finished == [True, True, True]
+
+
+def test_a_file_that_was_thinned_out_and_a_line_that_is_being_written_are_read_right(followed):
+    folder, send = followed
+    service = Service()
+    add_points(folder, *(step(n, 1, n, 1.0, 0.0) for n in range(1, 9)))
+    assert send(service) == 8
+    thinned = folder / "thinned"
+    thinned.write_text(json.dumps({"thinned_to_steps": 2}) + "\n")
+    os.replace(thinned, folder / "metrics.jsonl")
+    add_points(folder, step(2, 1, 2, 1.0, 0.0), step(10, 1, 10, 1.0, 0.0))
+    with (folder / "metrics.jsonl").open("a") as metrics:
+        metrics.write('{"unix_millis": 11, "generation": 1, "step": {"st')
+    assert send(service) == 1
+    assert service.points[-1][0] == 10
+
+
+def test_values_that_are_no_numbers_are_left_out_and_a_failed_job_is_reported(followed):
+    folder, send = followed
+    service = Service()
+    add_points(folder, step(1, 1, 1, float("nan"), 0.5))
+    (folder / "report.json").write_text(json.dumps({"status": {"outcome": {"kind": "failed"}}, "events": []}))
+    send(service)
+    assert service.points == [(1, 1, {"train/epoch": 0, "train/top1": 0.5})]
+    assert service.finished == [False]
+
+
+def test_a_running_job_is_followed_until_it_has_ended(followed, monkeypatch):
+    folder, send = followed
+    service = Service()
+    add_points(folder, step(1, 1, 1, 1.0, 0.5))
+    monkeypatch.setattr("baton._track._has_ended", lambda run: len(service.points) > 1)
+    monkeypatch.setattr("time.sleep", lambda seconds: add_points(folder, step(2, 1, 2, 1.0, 0.5)))
+    assert send(service) >= 2

@@ -1,0 +1,80 @@
+"""Metrics of a job with interruptions, as W&B's and MLflow's own clients store them."""
+
+import collections
+import json
+import struct
+from pathlib import Path
+
+import baton
+import pytest
+from baton.__main__ import main
+
+pytestmark = pytest.mark.usefixtures("real_programs")
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def wandb_records(path):
+    """The records of an offline run: blocks of 32 KiB of LevelDB's log format, after a header of 7 bytes."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    data, at, parts = path.read_bytes(), 7, b""
+    while at + 7 <= len(data):
+        left = 32_768 - at % 32_768
+        if left < 7:
+            at += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        parts += data[at + 7 : at + 7 + length]
+        at += 7 + length
+        if kind in (1, 4):  # Whole, or the last part.
+            yield Record.FromString(parts)
+            parts = b""
+
+
+def wandb_history(folder):
+    """Name and step of every value of the offline runs in a folder, and the ids of the runs."""
+    found, runs = collections.Counter(), set()
+    for path in folder.glob("wandb/offline-run-*/*.wandb"):
+        for record in wandb_records(path):
+            if record.WhichOneof("record_type") == "run":
+                runs.add(record.run.run_id)
+            row = {".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+            found.update((name, row["_step"]) for name in row if "/" in name)
+    return found, runs
+
+
+def test_a_job_with_two_interruptions_is_one_run_with_every_value_once(tmp_path, monkeypatch, capsys):
+    from mlflow.tracking import MlflowClient
+
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    folder, store = tmp_path / "run", f"file:{tmp_path / 'mlruns'}"
+    changes = {"model.arch": "linear", "optimizer": {"kind": "sgd"}, "train.epochs": 90, "checkpoint.every_epochs": 20}
+    for interruption in range(3):
+        job = baton.up("digits_cpu", set=changes, run_dir=folder, ranks=2)
+        if interruption < 2:
+            for event in job.watch():
+                if event["kind"] == "saved":
+                    break
+            job.drain()
+        job.wait(timeout=120)
+        for service in (["--wandb", "cats"], ["--mlflow", store]):
+            assert main(["track", str(folder), *service]) == 0
+    capsys.readouterr()
+
+    run = baton.Run(folder)
+    expected = {("train/loss", row["step"]) for row in run.metrics()}
+    expected |= {("val/top1", row["step"]) for row in run.evaluations()}
+    assert len(expected) > 50 and run.status()["outcome"]["kind"] == "completed"
+    found, runs = wandb_history(folder)
+    assert len(runs) == 1
+    assert expected <= found.keys() and set(found.values()) == {1}
+
+    client = MlflowClient(tracking_uri=store)
+    (experiment,) = [found for found in client.search_experiments() if found.name == "baton"]
+    (tracked,) = client.search_runs([experiment.experiment_id])
+    assert tracked.info.status == "FINISHED"
+    for name in ("train/loss", "val/top1"):
+        steps = [metric.step for metric in client.get_metric_history(tracked.info.run_id, name)]
+        assert sorted(steps) == sorted(step for wanted, step in expected if wanted == name)
