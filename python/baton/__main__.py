@@ -40,9 +40,8 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except ImportError as error:
-        _refuse(
-            f"{error.name} is not installed: pip install {'mlflow-skinny' if error.name == 'mlflow' else error.name}"
-        )
+        name = str(error.name).partition(".")[0]
+        _refuse(f"{name} is not installed: pip install {'mlflow-skinny' if name == 'mlflow' else name}")
     except (JobError, OSError, ValueError) as error:
         _refuse(str(error))
     except Exception as error:

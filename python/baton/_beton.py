@@ -10,7 +10,7 @@ import os
 import shutil
 import struct
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
@@ -83,9 +83,7 @@ def _row_type(fields: Sequence[_Field]) -> np.dtype[Any]:
         widest = max(widest, alignment)
     formats = [np.dtype(field.cell()[0]) for field in fields]
     names = [field.name for field in fields]
-    return np.dtype(
-        {"names": names, "formats": formats, "offsets": offsets, "itemsize": -(-end // widest) * widest}  # type: ignore[arg-type]
-    )
+    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": -(-end // widest) * widest})
 
 
 def write_beton(
@@ -147,8 +145,9 @@ def _umask() -> int:
 
 def _each(samples: Iterable[Any]) -> Iterator[Any]:
     """Samples of a dataset that has a length but may have no iterator, or of anything else."""
-    if hasattr(samples, "__getitem__") and hasattr(samples, "__len__"):
-        return (samples[number] for number in range(len(samples)))
+    if isinstance(samples, Sized) and hasattr(samples, "__getitem__"):
+        dataset: Any = samples
+        return (dataset[number] for number in range(len(samples)))
     return iter(samples)
 
 

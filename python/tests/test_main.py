@@ -1,5 +1,7 @@
 """`python -m baton`."""
 
+import sys
+
 import pytest
 from baton.__main__ import main
 from run_files import add_points
@@ -29,7 +31,9 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, no_programs):
     )
 
 
-def test_a_client_that_is_missing_is_named_with_its_command(tmp_path, capsys, no_programs):
+def test_a_client_that_is_missing_is_named_with_its_command(tmp_path, monkeypatch, capsys, no_programs):
+    for package in ("wandb", "mlflow"):
+        monkeypatch.setitem(sys.modules, package, None)
     add_points(tmp_path / "run")
     for flag, package in (("--wandb", "wandb"), ("--mlflow", "mlflow-skinny")):
         error = refused(capsys, "track", tmp_path / "run", flag, "x")

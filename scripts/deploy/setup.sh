@@ -31,7 +31,7 @@ fi
 
 stamp=$(cat scripts/deploy/requirements.txt scripts/deploy/kubectl.txt | cksum)
 if [ "$(cat .venv-deploy/.baton-setup 2>/dev/null)" != "$stamp" ]; then
-    say "installing moto, the AWS CLI and validators into .venv-deploy (a minute)"
+    say "installing moto, the AWS CLI, SkyPilot and validators into .venv-deploy (a minute)"
     rm -rf .venv-deploy
     python3 -m venv .venv-deploy
     .venv-deploy/bin/pip install --quiet --disable-pip-version-check -r scripts/deploy/requirements.txt

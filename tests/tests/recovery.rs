@@ -211,6 +211,27 @@ async fn the_other_nodes_continue_without_a_lost_node() {
 }
 
 #[tokio::test]
+async fn a_node_with_an_address_that_is_not_its_own_is_sent_away_and_training_continues() {
+    let mut cluster = endless().set("checkpoint.every_steps=20").set("cluster.max_ranks=4");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("a", 1);
+    let mut events = cluster.events().await;
+    events.saved_at(20).await;
+
+    // An address for documentation, which no machine has (RFC 5737).
+    cluster.start_agent_with("b", 1, &["--host", "192.0.2.1"], &[]);
+    let sent_away = events.next_of(Kind::NodeLeaves).await.message;
+    assert!(sent_away.starts_with("node b is sent away, and training continues"), "{sent_away}");
+    assert!(sent_away.contains("has no address 192.0.2.1: give with --host"), "{sent_away}");
+    assert_eq!(cluster.agent_ends(1).await.code(), Some(i32::from(exit::BAD_INPUT)));
+
+    let reached = events.next_of(Kind::Saved).await.step();
+    events.saved_at(reached + 20).await;
+    cluster.end().await;
+    cluster.assert_undisturbed_bits().await;
+}
+
+#[tokio::test]
 async fn resnet_ends_with_the_same_bits_for_every_number_of_ranks_and_through_a_kill() {
     // A few steps of the smallest ResNet; the 360 validation digits are its training set.
     let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/../assets/digits/digits-val.beton");

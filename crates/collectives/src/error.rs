@@ -173,6 +173,12 @@ impl Error {
         matches!(self, Self::LibraryMissing { .. } | Self::Unsupported { .. })
     }
 
+    /// Whether an address to listen on is not one of this machine.
+    #[must_use]
+    pub fn is_foreign_address(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::AddrNotAvailable)
+    }
+
     /// For `map_err`: converts an error of the operating system.
     pub(crate) fn io(operation: &'static str) -> impl Fn(io::Error) -> Self {
         move |source| Self::Io { operation, source }

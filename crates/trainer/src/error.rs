@@ -49,6 +49,14 @@ pub enum Error {
     /// Training diverged: all ranks detected it at this update. If the update was applied already, the state is lost.
     #[error("{0}")]
     Diverged(Box<Diagnosis>),
+    /// This rank cannot listen for the others.
+    #[error("ranks cannot listen on {host}, which --host names: {problem}")]
+    Address {
+        /// The name or address of this machine.
+        host: String,
+        /// Why not.
+        problem: String,
+    },
     /// Another rank sent a message that cannot be decoded.
     #[error("ranks disagree on their messages ({0}); are all of the same version?")]
     Protocol(#[from] serde_json::Error),
@@ -82,6 +90,7 @@ impl Error {
             | Self::LastSave(_)
             | Self::Peer { .. }
             | Self::Misfit { .. }
+            | Self::Address { .. }
             | Self::Protocol(_) => Class::Crash,
         };
         Failure { class, message: self.to_string() }

@@ -297,7 +297,7 @@ impl RankProcess {
     ) -> Result<(), Error> {
         let (generation, rank) = (assignment.generation, assignment.rank);
         info!(%generation, %rank, world_size = assignment.world_size, "joining");
-        let listener = tcp::Listener::bind(&self.setup.host)?;
+        let listener = self.listen(trainer.step().is_some())?;
         let ready =
             RankReport::Ready { address: listener.address().to_owned(), step: trainer.step() };
         self.sender.report(generation, ready);
@@ -316,6 +316,19 @@ impl RankProcess {
         })?;
         info!(%generation, %outcome, "done");
         Ok(())
+    }
+
+    /// Listens for the other ranks. A rank with state keeps it and tries again in the next generation; another one ends,
+    /// and the coordinator learns that it is the address that is wrong.
+    fn listen(&self, holds_state: bool) -> Result<tcp::Listener, Error> {
+        let host = &self.setup.host;
+        tcp::Listener::bind(host).map_err(|error| match error {
+            error if holds_state => error.into(),
+            error if error.is_foreign_address() => Error::Mismatch(format!(
+                "this machine has no address {host}: give with --host one that it has and that the other nodes reach"
+            )),
+            error => Error::Address { host: host.clone(), problem: error.to_string() },
+        })
     }
 
     /// Connects to the other ranks, over NCCL if the recipe and the devices allow it.

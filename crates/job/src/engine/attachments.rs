@@ -185,14 +185,17 @@ impl Engine {
         if self.drain.is_some() || !self.nodes.is_enough_without(node, &self.policy) {
             return self.drain(now, format!("node {node}: {reason}"), end);
         }
-        let Some(state) = self.nodes.get_mut(node) else { return };
-        let departure = Departure { reason: reason.to_owned(), end };
-        if state.departure.replace(departure).is_none() {
+        let latest = now.after(self.policy.drain);
+        let left = end.map_or(latest, |end| end.min(latest)).since(now);
+        let saves_at = now.after(left / 2);
+        let departure = Departure { reason: reason.to_owned(), end, saves_at };
+        if self.nodes.mark_leaving(node, departure) {
             let text = format!("node {node} is leaving ({reason}); training continues without it");
             self.publish(JobEventKind::NodeLeaves, text);
         }
         self.release_leaving();
         self.adapt_to_nodes(now);
+        self.continue_without_leaving(now, node, reason);
     }
 
     /// Releases nodes that are leaving and run no ranks of the current generation.

@@ -25,6 +25,8 @@ pub(super) struct Departure {
     pub(super) reason: String,
     /// When the machine will be taken away, if known.
     pub(super) end: Option<Time>,
+    /// When it saves its state, if it has not handed it over by then.
+    pub(super) saves_at: Time,
 }
 
 /// The processes that a joining node starts before it takes part in training.
@@ -54,7 +56,7 @@ impl Nodes {
     /// The most urgent change of the nodes in training, if there is one.
     pub(super) fn change(&self, world: &World) -> Option<NodeChange> {
         let leaving = self.iter().find_map(|(node, state)| {
-            let Departure { reason, end } =
+            let Departure { reason, end, .. } =
                 state.departure.clone().filter(|_| world.includes(node))?;
             let reason = format!("node {node}: {reason}");
             Some(NodeChange::Leaves { node: node.clone(), reason, end })

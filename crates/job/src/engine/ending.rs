@@ -43,12 +43,8 @@ impl Engine {
 
     /// Sends a node away whose ranks would fail again; the others go on.
     fn dismiss(&mut self, now: Time, node: &NodeId, failure: Failure) {
-        let text =
-            format!("node {node} is sent away, and training continues without it: {failure}");
-        self.publish(JobEventKind::NodeLeaves, text);
         let message = failure.message.clone();
-        self.send(node, Directive::Dismiss { outcome: Outcome::Failed { failure } });
-        self.nodes.remove(node);
+        self.send_away(node, failure);
         self.lost_node(now, node, crash(message));
     }
 
@@ -66,6 +62,8 @@ impl Engine {
         }
         self.end_pause(now);
         self.fails_with = Some(failure.clone());
+        // Failures before that must not end the save.
+        self.lifecycle.failures = 0;
         let text = format!("saving what ranks hold before the job ends: {failure}");
         self.publish(JobEventKind::Draining, text);
         let until = now.after(self.policy.drain);

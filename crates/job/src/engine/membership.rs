@@ -189,6 +189,11 @@ impl World {
         self.counts[kind as usize] > 0
     }
 
+    /// Whether a rank's process has ended.
+    pub(super) fn has_gone(&self) -> bool {
+        self.has(MemberKind::Gone)
+    }
+
     /// Whether every member is of one of these kinds.
     pub(super) fn all_are(&self, kinds: &[MemberKind]) -> bool {
         let count: usize = kinds.iter().map(|kind| self.counts[*kind as usize]).sum();

@@ -56,6 +56,7 @@
 
 mod attachments;
 mod budget;
+mod connecting;
 mod diagnosis;
 mod divergence;
 mod drain;
@@ -258,6 +259,7 @@ impl Engine {
             self.expire_waiting_nodes(now);
         }
         self.expire_drain(now);
+        self.break_off_if_due(now);
         if nodes_wake {
             self.expire_disconnected_nodes(now);
         }
@@ -316,7 +318,9 @@ impl Engine {
             None => self.accounting.wakes_at(),
         };
         let retry_at = self.lifecycle.store_outage.and_then(|outage| outage.retry_at);
-        phase.into_iter().chain(nodes_at).chain(ends_at).chain(retry_at).min()
+        let breaks_off_at = self.breaks_off_at();
+        let all = phase.into_iter().chain(nodes_at).chain(ends_at).chain(retry_at);
+        all.chain(breaks_off_at).min()
     }
 
     // ---- actions ----

@@ -105,6 +105,8 @@ pub(super) struct Nodes {
     all: BTreeMap<NodeId, Node>,
     /// Names of the nodes that are disconnected.
     disconnected: BTreeSet<NodeId>,
+    /// Names of the nodes that are leaving.
+    leaving: BTreeSet<NodeId>,
     /// Cached next timeout of all nodes; `None` once a node may have changed.
     wakes_at: Option<Option<Time>>,
 }
@@ -172,6 +174,7 @@ impl Nodes {
     pub(super) fn insert(&mut self, id: NodeId, node: Node) -> Option<Node> {
         self.wakes_at = None;
         self.disconnected.remove(&id);
+        self.leaving.remove(&id);
         self.all.insert(id, node)
     }
 
@@ -179,6 +182,7 @@ impl Nodes {
     pub(super) fn remove(&mut self, id: &NodeId) {
         self.wakes_at = None;
         self.disconnected.remove(id);
+        self.leaving.remove(id);
         self.all.remove(id);
     }
 
@@ -188,6 +192,17 @@ impl Nodes {
             node.given_up_at = Some(given_up_at);
             self.disconnected.insert(id.clone());
         }
+    }
+
+    /// Marks a node as leaving; returns whether it was not before.
+    pub(super) fn mark_leaving(&mut self, id: &NodeId, departure: Departure) -> bool {
+        let Some(node) = self.all.get_mut(id) else { return false };
+        self.leaving.insert(id.clone());
+        node.departure.replace(departure).is_none()
+    }
+
+    pub(super) fn is_any_leaving(&self) -> bool {
+        !self.leaving.is_empty()
     }
 
     /// Stores a heartbeat of the node's agent, which changes no timeout.

@@ -75,12 +75,15 @@ impl Engine {
         }
         // Until all ranks hold the state, a leaving node may be the only one that does.
         let all_hold_state = self.lifecycle.training_world().is_some();
-        let can_run_ranks = |node: &Node| node.departure.is_none() || !all_hold_state;
+        let can_run_ranks =
+            |node: &Node| node.departure.is_none() || !all_hold_state && !node.holders.is_empty();
         let slots = self.nodes.slots(can_run_ranks);
-        let (min_ranks, max_ranks) = match &self.fails_with {
-            None => (self.policy.min_ranks, self.policy.max_ranks),
+        let holders = self.nodes.holders(can_run_ranks);
+        let only_saves = self.fails_with.is_some() || self.drain.is_some() && holders > 0;
+        let (min_ranks, max_ranks) = match only_saves {
+            false => (self.policy.min_ranks, self.policy.max_ranks),
             // Only processes that hold state: they come first.
-            Some(_) => (1, self.policy.max_ranks.min(self.nodes.holders(can_run_ranks))),
+            true => (1, self.policy.max_ranks.min(holders)),
         };
         // Counted before ranks are placed: while thousands of nodes attach, this runs once for each of them.
         let mut offers =

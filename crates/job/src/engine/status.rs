@@ -250,7 +250,7 @@ impl Engine {
                 format!("{}; `baton resume` continues training", pause.reason)
             }
             (Some(pause), _) => format!("{reason} (paused: {})", pause.reason),
-            (None, _) => reason.clone(),
+            (None, _) => self.missing_ranks().unwrap_or_else(|| reason.clone()),
         }
     }
 

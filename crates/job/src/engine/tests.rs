@@ -2,6 +2,7 @@
 
 mod attachments;
 mod budget;
+mod connecting;
 mod divergence;
 mod edges;
 mod ending;

@@ -2,6 +2,7 @@
 
 use super::{
     Engine, JobEventKind, Recovery,
+    connecting::ranks_on_nodes,
     elastic::NodeChange,
     job_event::ranks_that,
     lifecycle::Phase,
@@ -152,10 +153,9 @@ impl Engine {
             return;
         };
         let late = world.late();
-        let ranks: Vec<String> = late.iter().map(|placement| placement.rank.to_string()).collect();
         let seconds = self.policy.rendezvous.as_secs_f64();
         let cause =
-            format!("rank {} did not connect to the others in {seconds} s", ranks.join(", "));
+            format!("{} did not connect to the others in {seconds} s", ranks_on_nodes(&late));
         // A rank that responds and holds state is kept: it may have waited for the others.
         let hanging = late.into_iter().filter(|placement| !world.holds_state_at(placement.rank));
         self.lifecycle.hanging =
@@ -174,6 +174,7 @@ impl Engine {
             // The generation ended for a rollback, which is not a failure.
             return self.open(now);
         }
+        self.send_away_if_not_connected(&failure);
         self.lifecycle.failures += 1;
         let (failures, limit) = (self.lifecycle.failures, self.policy.restart_limit);
         if failures > limit {
@@ -185,7 +186,6 @@ impl Engine {
             if !self.begin_last_save(now, &failure) {
                 return self.end(now, Outcome::Failed { failure });
             }
-            self.lifecycle.failures = 0;
         }
         self.begin_recovery(now, lost_at, &failure.message, false);
         self.quarantine_failing_nodes(now);

@@ -1,0 +1,154 @@
+//! Generations whose ranks do not connect.
+
+use super::*;
+
+/// Node 1 joined with one rank, which does not start; rank 0 on node 0 is ready with state. Since second 5.
+fn waiting_for_a_newcomer() -> Engine {
+    let mut engine = training(&[1]);
+    attach(&mut engine, at(3.0), 1, 1, None);
+    warm(&mut engine, at(5.0), 1, 0);
+    assert_eq!(placed(&engine), ["node0", "node1"]);
+    report(&mut engine, at(5.1), 0, ready(0, Some(70)));
+    assert_eq!(engine.status().phase, PhaseName::Forming);
+    engine
+}
+
+/// The same, and the new rank listens, but no rank reaches it.
+fn meeting_a_newcomer() -> Engine {
+    let mut engine = waiting_for_a_newcomer();
+    report(&mut engine, at(5.2), 1, ready(1, None));
+    assert_eq!(engine.status().phase, PhaseName::Meeting);
+    engine
+}
+
+fn dismissed(actions: &[Action]) -> Vec<String> {
+    let message = |action: &Action| match action {
+        Action::Send {
+            node,
+            directive: Directive::Dismiss { outcome: Outcome::Failed { failure } },
+            ..
+        } => Some(format!("{node}: {failure}")),
+        _ => None,
+    };
+    actions.iter().filter_map(message).collect()
+}
+
+#[test]
+fn a_newcomer_that_does_not_start_in_time_is_sent_away_and_the_others_continue() {
+    let mut engine = waiting_for_a_newcomer();
+    let waits = "waiting for rank 1 on node node1 to start; 1 ready";
+    assert_eq!(engine.status().reason, waits);
+
+    let actions = tick(&mut engine, at(25.0));
+
+    let message = "node1: its ranks did not connect to the others: rank 1 on node node1 did not connect to the others \
+                   in 20 s; give with --host an address of this machine that the other nodes reach";
+    assert_eq!(dismissed(&actions), [message]);
+    assert_eq!(placed(&engine), ["node0"]);
+    assert_eq!(engine.status().generation, Generation(3));
+}
+
+#[test]
+fn a_newcomer_that_nobody_reaches_is_sent_away_unless_a_rank_with_state_is_silent() {
+    let mut engine = meeting_a_newcomer();
+    report(&mut engine, at(21.0), 0, lost());
+    let actions = report(&mut engine, at(21.1), 1, lost());
+    assert_eq!(dismissed(&actions).len(), 1, "{actions:?}");
+    assert_eq!(placed(&engine), ["node0"]);
+
+    let mut engine = meeting_a_newcomer();
+    report(&mut engine, at(21.0), 1, lost());
+    let actions = tick(&mut engine, at(21.6));
+    assert_eq!(dismissed(&actions), Vec::<String>::new(), "rank 0 may be the one that hangs");
+    assert_eq!(placed(&engine), ["node0", "node1"]);
+}
+
+#[test]
+fn a_newcomer_stays_if_a_process_has_died_or_the_others_are_not_enough() {
+    let mut engine = meeting_a_newcomer();
+    report(&mut engine, at(6.0), 1, lost());
+    report(&mut engine, at(6.0), 0, crashed());
+    assert_eq!(placed(&engine), ["node0", "node1"]);
+
+    let mut engine = waiting_for_a_newcomer();
+    engine.policy.min_ranks = 2;
+    tick(&mut engine, at(25.0));
+    assert_eq!(placed(&engine), ["node0", "node1"]);
+}
+
+#[test]
+fn ranks_that_do_not_connect_at_the_start_are_named_with_their_nodes() {
+    let mut engine = forming(&[1, 1]);
+    engine.policy.restart_limit = 0;
+    report(&mut engine, at(1.0), 0, ready(0, None));
+    tick(&mut engine, at(20.0));
+    let message = failure_of(&engine).message;
+    assert!(
+        message.ends_with("rank 1 on node node1 did not connect to the others in 20 s"),
+        "{message}"
+    );
+}
+
+#[test]
+fn a_drain_waits_five_seconds_for_ranks_to_connect_and_then_saves_with_those_that_hold_the_state() {
+    for mut engine in [waiting_for_a_newcomer(), meeting_a_newcomer()] {
+        let since = engine.lifecycle.since;
+        drain(&mut engine, at(6.0));
+        let due = since.after(Duration::from_secs(5));
+        assert_eq!(engine.deadline(), Some(due));
+
+        tick(&mut engine, due);
+
+        assert_eq!(placed(&engine), ["node0"]);
+        report(&mut engine, at(11.0), 0, ready(0, Some(70)));
+        report(&mut engine, at(11.1), 0, started());
+        assert_eq!(engine.status().phase, PhaseName::Draining);
+    }
+}
+
+#[test]
+fn a_drain_that_comes_after_those_seconds_breaks_off_at_once() {
+    let mut engine = waiting_for_a_newcomer();
+    drain(&mut engine, at(20.0));
+    assert_eq!(placed(&engine), ["node0"]);
+}
+
+#[test]
+fn a_leaving_node_that_cannot_hand_its_state_over_saves_it_after_half_of_its_time() {
+    let mut engine = waiting_for_a_newcomer();
+    depart(&mut engine, at(6.0), 0, Some(12.0));
+    assert_eq!((engine.status().drain, engine.deadline()), (None, Some(at(12.0))));
+
+    tick(&mut engine, at(12.0));
+
+    assert_eq!(placed(&engine), ["node0"]);
+    assert_eq!(engine.status().drain.map(|drain| drain.until), Some(at(18.0)));
+}
+
+#[test]
+fn a_leaving_node_without_state_is_released_while_the_others_connect() {
+    let mut engine = meeting_a_newcomer();
+    let actions = depart(&mut engine, at(6.0), 1, None);
+    assert_eq!(placed(&engine), ["node0"]);
+    let released = send(1, 2, Directive::Release { reason: "spot notice".to_owned() });
+    assert_eq!(actions.last(), Some(&released));
+}
+
+#[test]
+fn nothing_is_broken_off_while_a_node_with_state_is_away() {
+    let mut engine = waiting_for_a_newcomer();
+    drain(&mut engine, at(6.0));
+    detach(&mut engine, at(9.0), 0);
+    tick(&mut engine, at(12.0));
+    assert_eq!(placed(&engine), ["node0", "node1"]);
+}
+
+#[test]
+fn failures_before_the_last_save_do_not_end_it() {
+    let mut engine = training(&[1, 1]);
+    engine.policy.restart_limit = 1;
+    engine.lifecycle.failures = 1;
+    let refused = Failure { class: Class::BadInput, message: "bad file".to_owned() };
+    report(&mut engine, at(10.0), 1, RankReport::Exited(refused));
+    assert_eq!((engine.outcome(), placed(&engine)), (None, vec!["node0".to_owned()]));
+}
