@@ -50,12 +50,17 @@ def up(
     Raises JobError if the job does not start, with the line that says why; also if a job runs in the folder already.
     """
     baton = _programs.baton()
+    if set is not None and not isinstance(set, Mapping):
+        raise TypeError(f"set is a {type(set).__name__}: give a dictionary, such as {{'train.epochs': 3}}")
     changes = [argument for key, value in (set or {}).items() for argument in ("--set", f"{key}={_toml(value)}")]
     if run_dir is None:
         (shown,) = _programs.call_baton("recipe", "show", "--json", os.fspath(recipe), *changes)
         run_dir = Path("runs", shown["name"])
     folder = Path(run_dir)
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise JobError(f"run folder {folder} cannot be made: {error.strerror}; give another run_dir") from None
     deadline = time.monotonic() + _START_SECONDS
     # A job that has just ended leaves soon. After a `baton up` was killed, its ranks save first.
     while (status := _status(folder)) or _is_locked(folder):

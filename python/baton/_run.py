@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import tempfile
@@ -110,6 +111,8 @@ class Run:
         try:
             report: dict[str, Any] = json.loads(path.read_bytes())
             return report
+        except ValueError:
+            raise ValueError(f"{path} is no JSON: the file is damaged") from None
         except FileNotFoundError:
             raise FileNotFoundError(
                 f"{path} is not there yet: it is written when the job ends; until then, baton.attach has its status"
@@ -133,10 +136,16 @@ class Run:
             for number, line in enumerate(lines, 1):
                 if not line.endswith(b"\n"):
                     return  # It is being written.
-                try:
-                    yield json.loads(line)
-                except ValueError:
-                    raise ValueError(f"{path}, line {number} is no JSON: the file is damaged") from None
+                yield parsed_point(line, f"{path}, line {number}")
+
+
+def parsed_point(line: bytes, place: str) -> dict[str, Any]:
+    """A line of a file of metrics. Raises ValueError, with its place, if it is damaged."""
+    with contextlib.suppress(ValueError):
+        point = json.loads(line)
+        if isinstance(point, dict):
+            return point
+    raise ValueError(f"{place} is no JSON object: the file is damaged")
 
 
 def flat(point: dict[str, Any], value: dict[str, Any]) -> dict[str, Any]:

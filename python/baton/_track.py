@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from baton._job import Job
 from baton._programs import JobError
-from baton._run import Run, flat
+from baton._run import Run, flat, parsed_point
 
 _POLL_SECONDS = 2.0
 # Columns that are no metrics.
@@ -155,7 +155,7 @@ class _Points:
                 if not line.endswith(b"\n"):
                     return  # It is being written.
                 self._read += len(line)
-                yield json.loads(line)
+                yield parsed_point(line, f"{self._path}, before byte {self._read}")
 
 
 def _send(tracker: Tracker, record: _Record, point: dict[str, Any]) -> int:

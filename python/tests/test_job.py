@@ -137,3 +137,13 @@ def test_values_of_a_recipe_are_written_as_toml():
 def test_a_missing_program_is_named(no_programs, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no program baton was found: set BATON_BIN"):
         baton.attach(tmp_path)
+
+
+def test_bad_arguments_are_named(tmp_path, programs):
+    programs("baton", "exit 1")
+    with pytest.raises(TypeError, match="set is a list: give a dictionary"):
+        baton.up("digits_cpu", set=["train.epochs=3"])
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(baton.JobError, match=r"run folder .*file cannot be made: File exists; give another run_dir"):
+        baton.up("digits_cpu", run_dir=file)

@@ -54,8 +54,14 @@ def test_a_line_that_is_being_written_is_left_out_and_a_damaged_one_named(run):
     assert len(found.metrics()) == 1
     with path.open("a") as lines:
         lines.write("\n")
-    with pytest.raises(ValueError, match=r"metrics.jsonl, line 2 is no JSON"):
+    with pytest.raises(ValueError, match=r"metrics.jsonl, line 2 is no JSON object"):
         found.metrics()
+    path.write_text("[1]\n")
+    with pytest.raises(ValueError, match=r"metrics.jsonl, line 1 is no JSON object: the file is damaged"):
+        found.evaluations()
+    (found.path / "report.json").write_text("{")
+    with pytest.raises(ValueError, match=r"report.json is no JSON: the file is damaged"):
+        found.status()
 
 
 def test_a_run_without_metrics_yet_has_none_and_says_that_there_is_no_report(run):
