@@ -158,6 +158,17 @@ async fn a_coordinator_without_a_job_lets_agents_wait_and_a_submitted_job_surviv
 }
 
 #[tokio::test]
+async fn with_log_every_all_multiples_of_it_are_in_the_metrics_and_no_other_step() {
+    let mut cluster = Cluster::of_epochs(2).set("train.log_every=7");
+    cluster.run_to_the_end(2).await;
+    let metrics = fs::read_to_string(cluster.run_dir().join("metrics.jsonl")).unwrap();
+    let points =
+        metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let steps: Vec<u64> = points.filter_map(|point| point["step"]["step"].as_u64()).collect();
+    assert_eq!(steps, [7, 14, 21, 28, 35, 42], "two epochs of 22 steps");
+}
+
+#[tokio::test]
 async fn metrics_survive_a_restart_and_are_written_for_tensorboard_and_the_report() {
     let mut cluster = Cluster::endless();
     cluster.start_coordinator(&[]).await;

@@ -167,6 +167,7 @@ impl<L: Learner> Trainer<L> {
         feed: &mut BatchFeed,
     ) -> Result<Outcome, Error> {
         let (rank, activity) = (context.collective.rank(), context.controls.activity());
+        let log_every = self.job.spec.train.log_every;
         let mut throughput = Throughput::start(feed.stats().waited);
         if self.position.progress.saved != self.position.durable_step() {
             // A save was lost with the last generation, or failed.
@@ -186,7 +187,7 @@ impl<L: Learner> Trainer<L> {
             if (must_act || !is_next)
                 && let Some((report, votes)) = self.finish_pending_step(context, stepper)?
             {
-                report_step(report, context, &mut throughput);
+                report_step(report, log_every, context, &mut throughput);
                 agreed = Some(agreed.unwrap_or_default().or(votes));
             }
             if let Some(mut votes) = agreed {
@@ -224,7 +225,7 @@ impl<L: Learner> Trainer<L> {
                                 (context.report)(RankReport::Loader(report));
                             }
                             metrics.map(|(report, votes)| {
-                                report_step(report, context, &mut throughput);
+                                report_step(report, log_every, context, &mut throughput);
                                 votes
                             })
                         }
@@ -461,14 +462,16 @@ impl<L: Learner> Trainer<L> {
     }
 }
 
-/// Sends the report of a step from rank 0, at most once per report interval.
+/// Sends the report of a step from rank 0, at most once per report interval, and every one that is recorded.
 fn report_step(
     report: StepReport,
+    log_every: u32,
     context: &mut GenerationContext<'_>,
     throughput: &mut Throughput,
 ) {
+    let is_due = log_every > 0 && report.step.0.is_multiple_of(u64::from(log_every));
     if context.collective.rank() == Rank(0)
-        && let Some(report) = throughput.report(report)
+        && let Some(report) = throughput.report(report, is_due)
     {
         (context.report)(RankReport::Stepped(report));
     }

@@ -34,9 +34,9 @@ impl Throughput {
         }
     }
 
-    /// `step` completed with the measured speed, or `None` if the last report was sent too recently.
-    pub(crate) fn report(&mut self, step: StepReport) -> Option<StepReport> {
-        if self.reported_at.is_some_and(|at| at.elapsed() < Self::REPORT_INTERVAL) {
+    /// `step` completed with the measured speed, or `None` if the last report was sent too recently, unless it `is_due`.
+    pub(crate) fn report(&mut self, step: StepReport, is_due: bool) -> Option<StepReport> {
+        if !is_due && self.reported_at.is_some_and(|at| at.elapsed() < Self::REPORT_INTERVAL) {
             return None;
         }
         self.reported_at = Some(Instant::now());

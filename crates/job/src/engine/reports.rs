@@ -193,7 +193,10 @@ impl Engine {
             self.actions.push(Action::Persist(Record::Recovery(recovery)));
             self.publish(JobEventKind::Recovered, text);
         }
-        self.actions.push(Action::AddPoint(MetricPoint::Step(report.clone())));
+        let every = u64::from(self.spec.train.log_every);
+        if every == 0 || report.step.0.is_multiple_of(every) {
+            self.actions.push(Action::AddPoint(MetricPoint::Step(report.clone())));
+        }
         self.results.latest = Some(report);
         self.actions.extend(self.accounting.persist_if_due(now));
     }

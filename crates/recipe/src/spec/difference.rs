@@ -12,13 +12,14 @@ use super::{Error, JobSpec};
 
 /// Fields and sections that do not affect the resulting weights: where a job runs, how its data is prepared, how often
 /// it is saved and when it stops; and where a program or a language model is, whose content checkpoints compare by its digest.
-const NO_EFFECT_ON_WEIGHTS: [&str; 11] = [
+const NO_EFFECT_ON_WEIGHTS: [&str; 12] = [
     "name",
     "model.program",
     "model.path",
     "checkpoint",
     "cluster",
     "limits",
+    "train.log_every",
     "data.decode_threads",
     "data.prefetch_batches",
     "data.pin_threads",

@@ -287,6 +287,7 @@ fn recipe_hash_depends_only_on_what_affects_the_weights() {
     assert_eq!(hash("checkpoint.every_steps=7"), base);
     assert_eq!(hash("data.cache_dir=/nvme"), base);
     assert_eq!(hash("limits.max_hours=1.0"), base);
+    assert_eq!(hash("train.log_every=25"), base);
     assert_ne!(hash("seed=1"), base);
     assert_ne!(hash("train.virtual_ranks=4"), base);
 }

@@ -39,6 +39,15 @@ pub struct Train {
     /// With `arch = "causal_lm"`: `layers` for all layers, or some such as `layers.3`.
     #[serde(default)]
     pub recompute: Vec<String>,
+    /// Steps between two points of the curves (metrics.jsonl, TensorBoard, trackers), whose steps are then multiples of it;
+    /// 0 records up to ten points a second.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub log_every: u32,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// Resolution and batch size from an epoch on.

@@ -77,6 +77,21 @@ fn metric_points_are_added_once_from_the_reports_of_rank_0() {
     );
 }
 
+#[test]
+fn with_log_every_only_steps_that_are_multiples_of_it_become_points() {
+    let mut engine = training(&[1]);
+    engine.spec = Arc::new(spec_with(&["train.log_every=25"]));
+    let points: Vec<u64> = (1..=60)
+        .filter(|step| {
+            let event = rank_event(&engine, Generation(1), 0, stepped(*step));
+            let actions = engine.drive(at(5.0), event);
+            assert_eq!(engine.status().latest.map(|latest| latest.step), Some(Step(*step)));
+            actions.iter().any(|action| matches!(action, Action::AddPoint(_)))
+        })
+        .collect();
+    assert_eq!(points, [25, 50]);
+}
+
 // ---- slow ranks ----
 
 fn own_time(own_step_seconds: f64) -> RankHeartbeat {
