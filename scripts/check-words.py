@@ -37,7 +37,7 @@ ODD = {
 # Paths in which a word may stand, with the reason.
 ALLOWED = {
     "patience": (
-        r"recipes?/|docs/recipes\.md|docs/runbook\.md|crates/recipe/|crates/trainer/src/inputs\.rs|tests/",
+        r"recipes?/|docs/recipes\.md|docs/runbook\.md|docs/coming-from\.md|crates/recipe/|crates/trainer/src/inputs\.rs|tests/",
         "the recipe key limits.patience, as in Keras",
     ),
 }
