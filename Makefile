@@ -143,6 +143,10 @@ bench-checkpoint: build ## compare checkpoints with torch.distributed.checkpoint
 wheel: setup ## the Python package with the programs, in dist/; ARGS="--in bullseye" for machines with an older glibc
 	scripts/dist/wheel.sh $(ARGS)
 
+.PHONY: dist
+dist: setup ## a tarball, a package for Debian and Ubuntu, and an SBOM, in dist/; ARGS as for wheel
+	scripts/dist/packages.sh $(ARGS)
+
 .PHONY: wheel-check
 wheel-check: ## install the wheel of dist/ in a new environment, and train there; ARGS="--in jammy" in Ubuntu 22.04
 	scripts/dist/check.sh $(ARGS)
