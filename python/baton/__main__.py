@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
-from baton._alert import KINDS, Email, Webhook, alert, newest_sent
+from baton._alert import KINDS, Email, Webhook, alert, newest_sent, place_of
 from baton._job import attach
 from baton._programs import JobError
 from baton._track import MlflowTracker, WandbTracker, track
@@ -129,7 +128,7 @@ def _alert(options: argparse.Namespace) -> int:
     if unknown := (kinds or set()) - set(KINDS.values()):
         raise ValueError(f"--on: {unknown.pop()!r} is none of {', '.join(sorted(set(KINDS.values())))}")
     job = attach(run_dir)
-    sent_until = run_dir / "alert.json"
+    sent_until = run_dir / place_of(receivers)
     failed = alert(job.status()["name"], job.watch(newest_sent(sent_until)), receivers, sent_until, kinds=kinds)
     if failed:
         print(f"error: {failed} messages could not be sent", file=sys.stderr)
@@ -137,9 +136,12 @@ def _alert(options: argparse.Namespace) -> int:
 
 
 def _secret(path: Path) -> str:
-    text = path.read_text(encoding="utf-8").strip()
+    try:
+        text = path.read_text(encoding="utf-8").strip()
+    except UnicodeDecodeError:
+        raise ValueError(f"{path} is not a text file") from None
     if not text:
-        raise ValueError(f"{os.fspath(path)} is empty")
+        raise ValueError(f"{path} is empty")
     return text
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import smtplib
 import sys
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterable
 from email.message import EmailMessage
 from pathlib import Path
 from typing import Any
+
+from baton._files import read_json, write_json
 
 # Events that people want to hear of, by their kind.
 KINDS = {
@@ -35,6 +39,8 @@ class Webhook:
     """Posts a JSON object: an event of the job with its `name` and `subject`; for Slack, its `text` alone."""
 
     def __init__(self, url: str, *, is_slack: bool = False) -> None:
+        if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
+            raise ValueError("the webhook's file has no URL: it begins with https://")
         self._url = url
         self._is_slack = is_slack
 
@@ -52,6 +58,8 @@ class Email:
 
     def __init__(self, server: str, sender: str, to: list[str], user: str | None, password: str | None) -> None:
         host, _, port = server.partition(":")
+        if not host or not (port.isdecimal() or not port):
+            raise ValueError(f"--smtp {server}: give HOST or HOST:PORT")
         self._server = (host, int(port or (587 if user else 25)))
         self._sender, self._to = sender, to
         self._user, self._password = user, password
@@ -86,13 +94,18 @@ def alert(
         kind = KINDS.get(event["kind"])
         if kind is not None and (kinds is None or kind in kinds):
             failed += sum(not _sent(receiver, job, event, sleep) for receiver in receivers)
-        sent_until.write_text(json.dumps({"after": event["id"]}), encoding="utf-8")
+        write_json(sent_until, {"after": event["id"]})
     return failed
 
 
 def newest_sent(sent_until: Path) -> int:
     """The id of the newest event that was sent."""
-    return int(json.loads(sent_until.read_bytes())["after"]) if sent_until.exists() else 0
+    return int(read_json(sent_until).get("after", 0))
+
+
+def place_of(receivers: list[Any]) -> str:
+    """A name of a file for these receivers, which keeps their addresses secret."""
+    return f"alert-{hashlib.sha256(repr([vars(one) for one in receivers]).encode()).hexdigest()[:12]}.json"
 
 
 def _sent(receiver: Any, job: str, event: dict[str, Any], sleep: Callable[[float], None]) -> bool:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import mmap
+import operator
 import os
 import shutil
 import struct
@@ -118,6 +119,12 @@ def write_beton(
     if jpeg_quality is not None and not 1 <= jpeg_quality <= 100:
         raise ValueError(f"jpeg_quality = {jpeg_quality}: must be 1 to 100")
     path = Path(path)
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path} exists and is not a regular file: give another path")
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"{path.parent} is not a folder: make it first")
+    if fields is not None and len(set(fields)) < len(fields):
+        raise ValueError(f"fields = {list(fields)}: a name is there twice")
     # Where the pages begin is known only at the end, with the number of samples.
     with tempfile.TemporaryFile(dir=path.parent) as pages:
         writer = _Writer(pages, page_size, jpeg_quality)
@@ -356,9 +363,10 @@ class BetonDataset:
         return len(self._rows)
 
     def __getitem__(self, number: int) -> tuple[Any, ...]:
+        number = operator.index(number)
         if not -len(self) <= number < len(self):
             raise IndexError(f"{self.path} has {len(self)} samples, and none with number {number}")
-        number = int(number) % len(self)
+        number %= len(self)
         row = self._rows[number]
         by_name = {field.name: field for field in self._all}
         values = ((name, self._value(by_name[name], row[name], number)) for name in self.fields)

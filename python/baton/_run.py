@@ -98,8 +98,12 @@ class Run:
 
         Needs torch and safetensors. Raises JobError if there is no such checkpoint, it is damaged, or has no average.
         """
-        from safetensors.torch import load_file
-
+        try:
+            from safetensors.torch import load_file
+        except ImportError:
+            raise ImportError("load_state_dict needs PyTorch and safetensors: pip install torch safetensors") from None
+        if checkpoint is not None and (not checkpoint or checkpoint.startswith("-")):
+            raise ValueError(f"{checkpoint!r} is no name of a checkpoint: see checkpoints()")
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "weights.safetensors")
             chosen = ([checkpoint] if checkpoint else []) + (["--ema"] if ema else [])

@@ -7,7 +7,6 @@ another machine too, continues the same run.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import time
@@ -15,6 +14,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
+from baton._files import read_json, write_json
 from baton._job import Job
 from baton._programs import JobError
 from baton._run import Run, flat, parsed_point
@@ -123,14 +123,12 @@ class _Record:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        known = json.loads(path.read_bytes()) if path.exists() else {}
+        known = read_json(path)
         self.run_id: str | None = known.get("run")
         self.newest: dict[str, int] = known.get("newest", {})
 
     def write(self) -> None:
-        draft = self._path.with_suffix(".draft")
-        draft.write_text(json.dumps({"run": self.run_id, "newest": self.newest}), encoding="utf-8")
-        os.replace(draft, self._path)
+        write_json(self._path, {"run": self.run_id, "newest": self.newest})
 
 
 class _Points:

@@ -6,7 +6,7 @@ import socketserver
 import threading
 
 import pytest
-from baton._alert import Email, Webhook, alert, newest_sent
+from baton._alert import Email, Webhook, alert, newest_sent, place_of
 
 
 def event(number, kind, message="lost"):
@@ -69,6 +69,17 @@ def test_the_kinds_that_are_asked_for_are_posted_once(web, tmp_path):
     assert [(got["id"], got["subject"]) for got in web.got] == [(2, "cats: lost"), (4, "cats: completed")]
     assert web.got[0]["name"] == "cats" and web.got[0]["step"] == 7
     assert newest_sent(file) == 4
+
+
+def test_each_receiver_has_its_own_file_and_a_damaged_one_is_named(tmp_path):
+    one, other = Webhook("https://a/secret"), Webhook("https://b/secret")
+    names = {place_of([one]), place_of([other]), place_of([one, other])}
+    assert len(names) == 3 and place_of([Webhook("https://a/secret")]) == place_of([one])
+    assert all("secret" not in name for name in names)
+    file = tmp_path / place_of([one])
+    file.touch()
+    with pytest.raises(ValueError, match="is damaged: remove it, and everything is sent again"):
+        newest_sent(file)
 
 
 def test_slack_gets_a_text(web, tmp_path):

@@ -154,6 +154,27 @@ def test_what_cannot_be_stored_is_named_and_an_older_file_stays(tmp_path, sample
     assert os.listdir(tmp_path) == ["set.beton"]
 
 
+def test_a_target_that_is_no_file_and_a_name_that_is_there_twice_are_refused(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for target in (pipe, tmp_path):
+        with pytest.raises(ValueError, match="exists and is not a regular file"):
+            baton.write_beton(target, Pairs())
+    with pytest.raises(FileNotFoundError, match="missing is not a folder: make it first"):
+        baton.write_beton(tmp_path / "missing/set.beton", Pairs())
+    with pytest.raises(ValueError, match="a name is there twice"):
+        write(tmp_path, Pairs(), ("a", "a"))
+    assert os.listdir(tmp_path) == ["pipe"]
+
+
+def test_a_sample_has_a_whole_number(tmp_path):
+    dataset = write(tmp_path, Pairs())
+    for number in (1.5, "a", slice(0, 2)):
+        with pytest.raises(TypeError):
+            dataset[number]
+    assert dataset[np.int64(1)][1] == 1
+
+
 def test_options_out_of_range_are_refused(tmp_path):
     for options in ({"jpeg_quality": 0}, {"jpeg_quality": 101}, {"page_size": 3 << 20}, {"page_size": 4096}):
         with pytest.raises(ValueError, match=f"{next(iter(options))} = .*: must be"):

@@ -26,6 +26,14 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, no_programs):
     empty = tmp_path / "empty-url"
     empty.touch()
     assert refused(capsys, "alert", run, "--slack-file", empty).endswith("empty-url is empty")
+    empty.write_bytes(b"\x86\xff")
+    assert refused(capsys, "alert", run, "--slack-file", empty).endswith("empty-url is not a text file")
+    empty.write_text("not a url")
+    assert "has no URL: it begins with https://" in refused(capsys, "alert", run, "--webhook-file", empty)
+    assert (
+        refused(capsys, "alert", run, "--email", "a@b.c", "--smtp", "h:x")
+        == "error: --smtp h:x: give HOST or HOST:PORT"
+    )
     assert "'sunday' is none of budget, divergence" in refused(
         capsys, "alert", run, "--email", "a@b.c", "--smtp", "h", "--on", "sunday"
     )

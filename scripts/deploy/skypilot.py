@@ -128,7 +128,7 @@ def story(name, nodes, programs, folder):
             latest = found and found["phase"] == "training" and found["latest"]
             return latest and latest["step"] > after and len(found["nodes"]) == nodes and latest["step"]
 
-        newest = wait_for("training", lambda: trains(step), started)
+        newest = wait_for("training", lambda after=step, trains=trains: trains(after), started)
         if life == 1:
             assert "from checkpoint" in head.output(), head.output()
         drained = head.baton("drain", "--reason", "a spot notice")

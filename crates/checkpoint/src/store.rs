@@ -285,6 +285,10 @@ impl Store {
     /// manifest file is a tombstone, which closes an unfinished save, it is kept.
     pub(crate) fn remove(&self, id: SaveId) -> Result<(), Error> {
         let name = id.name();
+        // A user's link to a checkpoint of another job: that one stays.
+        if self.folder.as_ref().is_some_and(|folder| folder.join(&name).is_symlink()) {
+            return self.in_checkpoint_folder(id, |link| fs::remove_file(link));
+        }
         let manifest = format!("{name}/{MANIFEST}");
         let existing =
             if self.is_special(&manifest) { None } else { self.read(&manifest, MAX_BYTES)? };

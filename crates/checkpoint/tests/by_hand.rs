@@ -232,3 +232,19 @@ fn discarding_removes_a_checkpoint_and_returns_its_size() {
     let error = f.store.discard(manifest.id()).unwrap_err();
     assert!(matches!(error, Error::Missing { .. }), "{error}");
 }
+
+#[test]
+fn removing_a_link_leaves_the_checkpoint_of_another_job_to_which_it_leads() {
+    let (other, mine) = (fixture(), fixture());
+    let theirs = saved(&other.store, id(1, 1), 2, &state(0.5));
+    let path = |fixture: &Fixture| {
+        fixture.file(&theirs, "manifest.json").parent().map(std::path::Path::to_owned).unwrap()
+    };
+    std::os::unix::fs::symlink(path(&other), path(&mine)).unwrap();
+    assert_eq!(mine.store.list().unwrap().len(), 1);
+    mine.store.discard(theirs.id()).unwrap();
+    assert!(mine.store.list().unwrap().is_empty() && !path(&mine).is_symlink());
+    assert_eq!(other.store.manifest(&theirs.name()).unwrap(), theirs);
+    let whole = other.store.verify(&[&theirs], std::num::NonZeroUsize::MIN, &|_| {});
+    assert!(whole[0].is_ok(), "{whole:?}");
+}

@@ -114,7 +114,7 @@ impl Cli {
             Command::Plan(args) => plan::run(&args),
             Command::Data(command) => data::run(&command),
             Command::Model(command) => model::run(&command),
-            Command::Doctor(args) => doctor::run(&args),
+            Command::Doctor(args) => doctor::run(&args).await,
             Command::Cert(args) => cert::run(&args),
             Command::Completion(args) => completion::run(&args),
         };

@@ -200,7 +200,8 @@ impl Engine {
 
     /// Releases nodes that are leaving and run no ranks of the current generation.
     pub(super) fn release_leaving(&mut self) {
-        for (node, reason) in self.nodes.releasable_nodes(self.lifecycle.world()) {
+        let others_train = self.lifecycle.training_world().is_some();
+        for (node, reason) in self.nodes.releasable_nodes(self.lifecycle.world(), others_train) {
             self.send(&node, Directive::Release { reason });
         }
     }

@@ -31,30 +31,35 @@ impl Engine {
         if self.drain.is_none() && !self.nodes.is_any_leaving() {
             return None;
         }
-        let waits_for_others =
-            world.placements().iter().any(|placement| !self.nodes.may_hold_state(placement));
         // A node that reconnects may hold the newest state.
-        let is_any_away = self.nodes.disconnected_in(world).is_some();
-        if is_any_away || !waits_for_others || self.nodes.holders(|_| true) == 0 {
+        if self.nodes.disconnected_in(world).is_some() || self.nodes.holders(|_| true) == 0 {
             return None;
         }
-        match self.drain {
-            Some(_) => Some(self.lifecycle.since.after(DRAIN_CONNECT)),
-            None => self.nodes.leaving_holder().map(|(_, _, _, saves_at)| saves_at),
+        let earliest = self.lifecycle.since.after(DRAIN_CONNECT);
+        if self.drain.is_some() {
+            let holds = |placement: &Placement| self.nodes.may_hold_state(placement);
+            return (!world.placements().iter().all(holds)).then_some(earliest);
         }
+        let leaving = self.nodes.values().filter(|node| !node.holders.is_empty());
+        let saves_at = leaving.filter_map(|node| Some(node.departure.as_ref()?.saves_at)).min();
+        saves_at.map(|at| at.max(earliest))
     }
 
     pub(super) fn break_off_if_due(&mut self, now: Time) {
-        let is_due = |engine: &Self| engine.breaks_off_at().is_some_and(|at| at <= now);
-        if !is_due(self) {
+        if self.breaks_off_at().is_none_or(|at| at > now) {
             return;
         }
-        if self.drain.is_none()
-            && let Some((node, reason, end, _)) = self.nodes.leaving_holder()
-        {
-            self.drain(now, format!("node {node}: {reason}"), end);
+        if self.drain.is_none() {
+            match self.nodes.leaving_holder() {
+                Some((node, reason, end)) => {
+                    self.drain(now, format!("node {node}: {reason}"), end);
+                }
+                // Another rank that holds the state does not respond. The next generation replaces it, with the state of
+                // the leaving node.
+                None => return self.fail_late(now),
+            }
         }
-        if is_due(self) {
+        if self.breaks_off_at().is_some_and(|at| at <= now) {
             let text = "ranks that hold the state save it without the others, which do not connect";
             let cause = NodeChangeCause { text: text.to_owned(), joins: false };
             self.open_for_change(now, cause);
@@ -96,6 +101,18 @@ impl Engine {
                 self.send_away(&node, crash(message));
             }
         }
+    }
+
+    /// Whether a generation has ended before any rank trained only because of nodes without state that can be spared: they
+    /// are quarantined, and must not end the job of the others.
+    pub(super) fn only_newcomers_failed(&self) -> bool {
+        let Some(world) = self.lifecycle.world() else { return false };
+        let can_be_spared = |node: &NodeId| {
+            self.nodes.brings_no_state(node) && self.nodes.is_enough_without(node, &self.policy)
+        };
+        self.lifecycle.began_at.is_none()
+            && world.has_gone()
+            && world.gone().all(|placement| can_be_spared(&placement.node))
     }
 
     /// Removes a node whose ranks would fail again.
@@ -141,11 +158,11 @@ impl Nodes {
             && self.values().any(|state| !state.holders.is_empty())
     }
 
-    /// A leaving node that must hand its state over, since no node that stays has any: its name, why and when it leaves,
-    /// and when it saves the state instead.
-    fn leaving_holder(&self) -> Option<(NodeId, String, Option<Time>, Time)> {
+    /// A leaving node that must hand its state over, since no node that stays has any: its name, and why and when it
+    /// leaves.
+    fn leaving_holder(&self) -> Option<(NodeId, String, Option<Time>)> {
         let node = self.last_holder()?.node;
         let departure = self.get(&node)?.departure.clone()?;
-        Some((node, departure.reason, departure.end, departure.saves_at))
+        Some((node, departure.reason, departure.end))
     }
 }

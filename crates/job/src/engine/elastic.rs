@@ -117,12 +117,18 @@ impl Nodes {
         late
     }
 
-    /// Leaving nodes that run no ranks of `world` and can be released, each with the reason.
-    pub(super) fn releasable_nodes(&self, world: Option<&World>) -> Vec<(NodeId, String)> {
+    /// Leaving nodes that run no ranks of `world` and can be released, each with the reason. One with state is needed until
+    /// the others train: the rank that seems to have it too may hang.
+    pub(super) fn releasable_nodes(
+        &self,
+        world: Option<&World>,
+        others_train: bool,
+    ) -> Vec<(NodeId, String)> {
         let has_ranks = |node: &NodeId| world.is_some_and(|world| world.includes(node));
         let last_holder = self.last_holder().map(|offer| offer.node);
         self.iter()
             .filter(|(node, _)| !has_ranks(node) && last_holder.as_ref() != Some(*node))
+            .filter(|(_, state)| others_train || state.holders.is_empty())
             .filter_map(|(node, state)| Some((node.clone(), state.departure.clone()?.reason)))
             .collect()
     }

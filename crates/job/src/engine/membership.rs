@@ -194,6 +194,13 @@ impl World {
         self.has(MemberKind::Gone)
     }
 
+    /// Ranks whose processes have ended.
+    pub(super) fn gone(&self) -> impl Iterator<Item = &Placement> {
+        self.members()
+            .filter(|(_, member)| **member == Member::Gone)
+            .map(|(placement, _)| placement)
+    }
+
     /// Whether every member is of one of these kinds.
     pub(super) fn all_are(&self, kinds: &[MemberKind]) -> bool {
         let count: usize = kinds.iter().map(|kind| self.counts[*kind as usize]).sum();

@@ -85,7 +85,7 @@ impl Nodes {
         let seconds = time.as_secs();
         Some(format!(
             "node {node} is quarantined for {seconds} s: its ranks failed {failures} times in a row; check its logs, \
-             memory and GPUs"
+             --host, memory and GPUs"
         ))
     }
 

@@ -484,12 +484,13 @@ fn training_continues_without_a_leaving_node() {
 
     assert_eq!(placed(&engine), ["node1"]);
     assert_eq!(engine.status().drain, None);
-    let released = send(0, 1, Directive::Release { reason: "spot notice".to_owned() });
-    assert_eq!(actions.last(), Some(&released));
     assert!(!actions.iter().any(|action| matches!(
         action,
         Action::Send { node: to, directive: Directive::Launch(_), .. } if *to == node(0)
     )));
+    all_ready(&mut engine, at(10.1), Some(70));
+    let released = send(0, 1, Directive::Release { reason: "spot notice".to_owned() });
+    assert_eq!(report(&mut engine, at(10.2), 0, started()), [released]);
 }
 
 #[test]

@@ -63,6 +63,7 @@ impl Engine {
 
     fn train(&mut self, now: Time, world: World, reason: String) {
         self.lifecycle.set_phase(now, Phase::Training { world }, reason);
+        self.release_leaving();
         self.send_drain_if_requested(now);
         self.end_when_all_done(now);
         self.adapt_to_nodes(now);
@@ -175,7 +176,9 @@ impl Engine {
             return self.open(now);
         }
         self.send_away_if_not_connected(&failure);
-        self.lifecycle.failures += 1;
+        if !self.only_newcomers_failed() {
+            self.lifecycle.failures += 1;
+        }
         let (failures, limit) = (self.lifecycle.failures, self.policy.restart_limit);
         if failures > limit {
             let message = format!(

@@ -270,6 +270,11 @@ fn folder(folder: &Folder) -> DoctorCheck {
             elsewhere,
         );
     }
+    if file_system == "tmpfs" {
+        let remedy =
+            "name a folder on a disk with --run-dir, or a bucket with --set checkpoint.dir=s3://…";
+        return DoctorCheck::warning(name, format!("{detail}; it ends with the machine"), remedy);
+    }
     if !trial.has_locks {
         return DoctorCheck::warning(name, format!("{detail}; it has no file locks"), elsewhere);
     }
@@ -461,6 +466,8 @@ mod tests {
         };
         let drive = with(|folder| folder.file_system = Some("fuse.drive".to_owned()));
         assert!(drive.contains("--set checkpoint.dir=FOLDER"), "{drive}");
+        let memory = with(|folder| folder.file_system = Some("tmpfs".to_owned()));
+        assert!(memory.contains("it ends with the machine"), "{memory}");
         let slow = with(|folder| folder.trial = Ok(Trial { sync_seconds: 1.5, has_locks: true }));
         assert!(slow.contains("a file is safe after 1500 ms; it is slow"), "{slow}");
         let unlocked =

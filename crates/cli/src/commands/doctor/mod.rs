@@ -8,7 +8,6 @@ use std::{
     io::{self, Write},
     net::TcpListener,
     path::{Path, PathBuf},
-    process::Command,
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
@@ -18,6 +17,8 @@ use rustix::{
     fs::{FlockOperation, flock, statvfs},
     process::{Resource, getrlimit},
 };
+
+use tokio::{process::Command, time::timeout};
 
 use self::checks::{DoctorCheck, Facts, Folder, OtherProgram, Trial, Verdict, checks};
 use crate::{
@@ -46,8 +47,11 @@ pub(crate) struct Args {
     json: bool,
 }
 
-pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let found = checks(&facts(&args.run_dir));
+/// A driver that hangs makes the worker hang.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(60);
+
+pub(crate) async fn run(args: &Args) -> Result<(), Failure> {
+    let found = checks(&facts(&args.run_dir).await);
     for check in &found {
         json::print(args.json, check, text);
     }
@@ -68,14 +72,18 @@ fn text(check: &DoctorCheck) -> String {
     format!("{verdict:<8} {:<11} {}{remedy}", check.check, check.detail)
 }
 
-fn facts(run_dir: &Path) -> Facts {
+async fn facts(run_dir: &Path) -> Facts {
     let seconds =
         |time: SystemTime| time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let this = env::current_exe().and_then(fs::metadata);
+    let mut programs = Vec::new();
+    for name in ["baton-coordinator", "baton-worker"] {
+        programs.push((name, program(name).await));
+    }
     Facts {
         version: baton_build_info::VERSION,
-        programs: ["baton-coordinator", "baton-worker"].map(|name| (name, program(name))).into(),
-        machine: machine(),
+        programs,
+        machine: machine().await,
         has_avx2: has_avx2(),
         folder: folder(run_dir),
         open_files: getrlimit(Resource::Nofile).current,
@@ -89,9 +97,17 @@ fn facts(run_dir: &Path) -> Facts {
 }
 
 /// What a program prints, or why it fails.
-fn printed(name: &str, arguments: &[&str]) -> Result<String, String> {
+async fn printed(name: &str, arguments: &[&str]) -> Result<String, String> {
     let path = programs::find(name).map_err(|failure| failure.message)?;
-    let output = Command::new(&path).args(arguments).output();
+    let output = Command::new(&path).args(arguments).kill_on_drop(true).output();
+    let Ok(output) = timeout(ANSWER_TIMEOUT, output).await else {
+        return Err(format!(
+            "{} {} has not answered in {} s; a GPU's driver may hang: see `nvidia-smi` and `dmesg`",
+            path.display(),
+            arguments.join(" "),
+            ANSWER_TIMEOUT.as_secs()
+        ));
+    };
     let output = output.map_err(|error| format!("{} cannot be run: {error}", path.display()))?;
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
@@ -101,11 +117,11 @@ fn printed(name: &str, arguments: &[&str]) -> Result<String, String> {
     Err(format!("{} ended with {}: {line}", path.display(), output.status))
 }
 
-fn program(name: &'static str) -> OtherProgram {
+async fn program(name: &'static str) -> OtherProgram {
     if programs::find(name).is_err() {
         return OtherProgram::Missing;
     }
-    match printed(name, &["--version"]) {
+    match printed(name, &["--version"]).await {
         Err(problem) => OtherProgram::Broken(problem),
         // The name, and the version.
         Ok(line) => {
@@ -115,8 +131,8 @@ fn program(name: &'static str) -> OtherProgram {
     }
 }
 
-fn machine() -> Result<Machine, String> {
-    let printed = printed("baton-worker", &["machine", "--json"])?;
+async fn machine() -> Result<Machine, String> {
+    let printed = printed("baton-worker", &["machine", "--json"]).await?;
     serde_json::from_str(&printed).map_err(|error| format!("its answer is no JSON: {error}"))
 }
 
@@ -133,14 +149,18 @@ fn has_avx2() -> Option<bool> {
 fn folder(path: &Path) -> Folder {
     // What `baton up` makes does not exist yet.
     let path = path.canonicalize().unwrap_or_else(|_| path.to_owned());
-    let existing = path.ancestors().find(|folder| folder.is_dir());
+    let existing = path.ancestors().find(|folder| folder.exists());
     // The working folder, if a path is relative.
     let existing = existing.filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
     let space = statvfs(existing).ok();
     Folder {
         file_system: file_system(existing),
         free_bytes: space.map(|space| space.f_bavail.saturating_mul(space.f_frsize)),
-        trial: trial(existing).map_err(|error| error.to_string()),
+        trial: if existing.is_dir() {
+            trial(existing).map_err(|error| error.to_string())
+        } else {
+            Err(format!("{} is not a folder", existing.display()))
+        },
         path: path.display().to_string(),
     }
 }
@@ -207,5 +227,8 @@ mod tests {
     fn a_folder_that_cannot_be_written_is_refused_in_words() {
         let refused = folder(Path::new("/proc")).trial.unwrap_err();
         assert!(!refused.is_empty(), "{refused}");
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let refused = folder(&file.path().join("runs")).trial.unwrap_err();
+        assert!(refused.ends_with("is not a folder"), "{refused}");
     }
 }

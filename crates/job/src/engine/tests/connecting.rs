@@ -152,3 +152,45 @@ fn failures_before_the_last_save_do_not_end_it() {
     report(&mut engine, at(10.0), 1, RankReport::Exited(refused));
     assert_eq!((engine.outcome(), placed(&engine)), (None, vec!["node0".to_owned()]));
 }
+
+#[test]
+fn a_leaving_node_hands_its_state_over_if_the_rank_that_has_it_too_hangs() {
+    let mut engine = training(&[1, 1]);
+    engine.policy.min_ranks = 1;
+    depart(&mut engine, at(10.0), 0, Some(40.0));
+    assert_eq!(placed(&engine), ["node1"], "its rank does not answer");
+    let half = Some(at(30.0));
+    assert_eq!((engine.status().generation, engine.deadline()), (Generation(2), half));
+
+    let actions = tick(&mut engine, at(30.0));
+
+    assert_eq!(placed(&engine), ["node0", "node1"]);
+    let replaced: Vec<_> =
+        launches(&actions).into_iter().flat_map(|launch| launch.replace).collect();
+    assert_eq!(replaced, [LocalRank(0)], "of node 1");
+    report(&mut engine, at(30.1), 0, ready(0, Some(70)));
+    report(&mut engine, at(30.2), 1, ready(1, None));
+    all_started(&mut engine, at(30.3));
+    all_ready(&mut engine, at(30.4), Some(70));
+    let released = send(0, 1, Directive::Release { reason: "spot notice".to_owned() });
+    assert_eq!(report(&mut engine, at(30.5), 0, started()), [released]);
+}
+
+#[test]
+fn newcomers_whose_ranks_fail_do_not_end_the_job_of_the_others() {
+    let mut engine = training(&[1]);
+    engine.policy.restart_limit = 1;
+    for number in 1..4 {
+        attach(&mut engine, at(3.0), number, 1, None);
+        warm(&mut engine, at(4.0), number, 0);
+    }
+    let mut now = 5.0;
+    while placed(&engine) != ["node0"] {
+        let failing = placed(&engine).iter().position(|node| node != "node0").unwrap() as u32;
+        report(&mut engine, at(now), failing, crashed());
+        now += 0.1;
+        assert!(now < 20.0 && engine.outcome().is_none(), "{:?}", engine.status().reason);
+        tick(&mut engine, at(now));
+    }
+    assert_eq!(engine.lifecycle.failures, 0);
+}

@@ -30,8 +30,8 @@ notice, too few nodes stay while ended: refused
 notice, enough nodes stay while gathering: ends as drained; then -
 notice, enough nodes stay while forming: -; then opens a generation, the node is released
 notice, enough nodes stay while meeting: -; then opens a generation, the node is released
-notice, enough nodes stay while training: opens a generation, the node is released; then -
-notice, enough nodes stay while paused: opens a generation, ranks start paused, the node is released; then -
+notice, enough nodes stay while training: opens a generation; then the node is released
+notice, enough nodes stay while paused: opens a generation, ranks start paused; then the node is released
 notice, enough nodes stay while draining: -; then -
 notice, enough nodes stay while rolling back: -; then opens a generation, the node is released
 notice, enough nodes stay while detecting: -; then opens a generation, the node is released
