@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import json
 import smtplib
+import ssl
 import sys
 import time
 import urllib.error
@@ -39,8 +41,8 @@ class Webhook:
     """Posts a JSON object: an event of the job with its `name` and `subject`; for Slack, its `text` alone."""
 
     def __init__(self, url: str, *, is_slack: bool = False) -> None:
-        if urllib.parse.urlsplit(url).scheme not in ("http", "https"):
-            raise ValueError("the webhook's file has no URL: it begins with https://")
+        if not _is_url(url):
+            raise ValueError("the webhook's file has no URL, in one line: it begins with https://")
         self._url = url
         self._is_slack = is_slack
 
@@ -51,6 +53,15 @@ class Webhook:
         request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS):
             pass
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urllib.parse.urlsplit(text)
+        is_one_line = text.isprintable() and " " not in text
+        return is_one_line and parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        return False
 
 
 class Email:
@@ -66,12 +77,13 @@ class Email:
 
     def send(self, job: str, event: dict[str, Any]) -> None:
         message = EmailMessage()
-        message["Subject"] = f"{job}: {event['message']}"[:200].replace("\n", " ")
+        # A header is one line.
+        message["Subject"] = " ".join(f"{job}: {event['message']}".split())[:200]
         message["From"], message["To"] = self._sender, ", ".join(self._to)
         message.set_content("".join(f"{name}: {value}\n" for name, value in event.items()))
         with smtplib.SMTP(*self._server, timeout=_TIMEOUT_SECONDS) as server:
             if self._user is not None:
-                server.starttls()
+                server.starttls(context=ssl.create_default_context())
                 server.login(self._user, self._password or "")
             server.send_message(message)
 
@@ -100,7 +112,8 @@ def alert(
 
 def newest_sent(sent_until: Path) -> int:
     """The id of the newest event that was sent."""
-    return int(read_json(sent_until).get("after", 0))
+    after = read_json(sent_until).get("after", 0)
+    return after if isinstance(after, int) else 0
 
 
 def place_of(receivers: list[Any]) -> str:
@@ -113,7 +126,7 @@ def _sent(receiver: Any, job: str, event: dict[str, Any], sleep: Callable[[float
         try:
             receiver.send(job, event)
             return True
-        except (OSError, smtplib.SMTPException) as error:
+        except (OSError, http.client.HTTPException, smtplib.SMTPException) as error:
             # Neither the address nor what a server answered: both may contain a secret.
             problem = f"HTTP {error.code}" if isinstance(error, urllib.error.HTTPError) else type(error).__name__
             print(f"event {event['id']}: try {number + 1} of {_TRIES} failed: {problem}", file=sys.stderr)

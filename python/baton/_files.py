@@ -24,5 +24,10 @@ def read_json(path: Path) -> dict[str, Any]:
 def write_json(path: Path, value: dict[str, Any]) -> None:
     """Replaces the file at once."""
     with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix=f".{path.name}.", delete=False) as draft:
-        json.dump(value, draft)
-    os.replace(draft.name, path)
+        try:
+            json.dump(value, draft)
+            draft.flush()
+            os.replace(draft.name, path)
+        except BaseException:
+            os.unlink(draft.name)
+            raise

@@ -25,7 +25,7 @@ def main() -> NoReturn:
     name = Path(sys.argv[0]).name
     program = _FOLDER / "bin" / name
     try:
-        environment = {**os.environ, "BATON_PYTHON": sys.executable}
+        environment = {"BATON_PYTHON": sys.executable, **os.environ}
         try:
             environment |= _libraries(os.environ.get("LD_LIBRARY_PATH", ""))
         except ValueError:

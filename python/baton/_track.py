@@ -20,6 +20,8 @@ from baton._programs import JobError
 from baton._run import Run, flat, parsed_point
 
 _POLL_SECONDS = 2.0
+# MLflow takes at most 1,000 values at once, and a point has about ten.
+_POINTS_PER_RECORD = 50
 # Columns that are no metrics.
 _NOT_SENT = {"unix_millis", "generation", "step", "total_steps", "steps_per_epoch", "extent", "texts", "samples"}
 
@@ -78,9 +80,6 @@ class MlflowTracker:
 
     def log(self, step: int, unix_millis: int, values: dict[str, float]) -> None:
         self._waiting += [self._metric(name, value, unix_millis, step) for name, value in values.items()]
-        # The most that it takes at once is 1,000.
-        if len(self._waiting) > 900:
-            self.flush()
 
     def flush(self) -> None:
         if self._waiting:
@@ -109,6 +108,9 @@ def track(run_dir: Path, open_tracker: Callable[[str, str | None], Any], name: s
         ended = not follow or _has_ended(run)
         for point in points.new():
             sent += _send(tracker, record, point)
+            if sent % _POINTS_PER_RECORD == 0:
+                tracker.flush()
+                record.write()
         tracker.flush()
         record.write()
         if ended:

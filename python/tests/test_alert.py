@@ -109,6 +109,30 @@ def test_an_e_mail_has_the_event(tmp_path):
         assert line in mail
 
 
+def test_a_server_that_answers_nonsense_ends_nothing_and_prints_no_address(tmp_path, capsys):
+    class Nonsense(socketserver.StreamRequestHandler):
+        def handle(self):
+            self.rfile.readline()
+            self.wfile.write(b"no HTTP\r\n\r\n")
+
+    with serving(socketserver.TCPServer(("127.0.0.1", 0), Nonsense)) as server:
+        url = f"http://127.0.0.1:{server.server_address[1]}/secret"
+        assert alert("cats", [event(1, "ended")], [Webhook(url)], tmp_path / "a", sleep=lambda _: None) == 1
+    errors = capsys.readouterr().err
+    assert "BadStatusLine" in errors and "secret" not in errors
+    for bad in ("not a url", "https://a/secret b", "https://a:x/secret", "https:///secret", "file:///secret"):
+        with pytest.raises(ValueError, match="the webhook's file has no URL, in one line"):
+            Webhook(bad)
+
+
+def test_a_message_of_several_lines_is_one_subject(tmp_path):
+    with serving(socketserver.TCPServer(("127.0.0.1", 0), Mail)) as server:
+        server.got = []
+        receiver = Email(f"127.0.0.1:{server.server_address[1]}", "a@lab.org", ["b@lab.org"], None, None)
+        assert alert("cats", [event(1, "ended", "a\r\nb\rc")], [receiver], tmp_path / "a") == 0
+    assert "Subject: cats: a b c" in server.got[0]
+
+
 def test_a_server_that_is_not_there_ends_nothing(tmp_path, capsys):
     receiver = Email("127.0.0.1:1", "a@lab.org", ["b@lab.org"], "user", "secret")
     assert alert("cats", [event(1, "ended")], [receiver], tmp_path / "a", sleep=lambda _: None) == 1

@@ -29,7 +29,7 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, no_programs):
     empty.write_bytes(b"\x86\xff")
     assert refused(capsys, "alert", run, "--slack-file", empty).endswith("empty-url is not a text file")
     empty.write_text("not a url")
-    assert "has no URL: it begins with https://" in refused(capsys, "alert", run, "--webhook-file", empty)
+    assert "has no URL, in one line: it begins with https://" in refused(capsys, "alert", run, "--webhook-file", empty)
     assert (
         refused(capsys, "alert", run, "--email", "a@b.c", "--smtp", "h:x")
         == "error: --smtp h:x: give HOST or HOST:PORT"

@@ -166,6 +166,11 @@ def main():
         for part in (task.setup, task.run):
             subprocess.run(["bash", "-n", "-c", part], check=True)
     say(f"SkyPilot reads {', '.join(path.name for path in paths)}")
+    from sky.data.storage_utils import get_excluded_files
+
+    # The wheel, and what several machines need, are copied, although git ignores them.
+    excluded = {path.strip("/") for path in get_excluded_files(str(ROOT))}
+    assert "target" in excluded and not excluded & {"dist", "access", "data", "recipes"}, sorted(excluded)
     namespaces = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
     possible = os.geteuid() == 0 and subprocess.run([*namespaces, "true"], capture_output=True).returncode == 0
     if not possible:

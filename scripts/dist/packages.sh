@@ -25,16 +25,21 @@ glibc=$(objdump -T "$programs"/bin/* | grep -o 'GLIBC_2\.[0-9]*' | sort -uV | ta
 glibc=${glibc#GLIBC_}
 
 rm -rf "$stage" && mkdir -p "$root/bin" dist
-cp -r --parents python/baton LICENSE deploy/systemd docs/python.md "$root"
+cp -r --parents python/baton LICENSE deploy/systemd README.md docs "$root"
 find "$root" -name __pycache__ -prune -exec rm -r {} +
 cp -r "$programs" "$root/python/baton/_dist"
 for program in baton baton-coordinator baton-worker; do
     cat >"$root/bin/$program" <<'END'
 #!/usr/bin/env python3
+import os
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "python"))
+folder = str(Path(__file__).resolve().parent.parent / "python")
+sys.dont_write_bytecode = True
+sys.path.insert(0, folder)
+# For `baton track` and others, which start Python again.
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, os.environ.get("PYTHONPATH")]))
 from baton._launch import main
 
 main()

@@ -42,6 +42,7 @@ impl Engine {
         if let (Some(old), Some(state)) = (&before, self.nodes.get_mut(&node)) {
             // A new agent on the same machine does not remove the cause of the failures.
             (state.failures, state.quarantined_until) = (old.failures, old.quarantined_until);
+            (state.was_left_out, state.has_held_state) = (old.was_left_out, old.has_held_state);
             if is_in_world && knows_ranks {
                 state.holders.clone_from(&old.holders);
             }
@@ -186,9 +187,8 @@ impl Engine {
             return self.drain(now, format!("node {node}: {reason}"), end);
         }
         let latest = now.after(self.policy.drain);
-        let left = end.map_or(latest, |end| end.min(latest)).since(now);
-        let saves_at = now.after(left / 2);
-        let departure = Departure { reason: reason.to_owned(), end, saves_at };
+        let until = end.map_or(latest, |end| end.min(latest));
+        let departure = Departure { reason: reason.to_owned(), end, since: now, until };
         if self.nodes.mark_leaving(node, departure) {
             let text = format!("node {node} is leaving ({reason}); training continues without it");
             self.publish(JobEventKind::NodeLeaves, text);

@@ -1,14 +1,20 @@
 //! Generations whose ranks do not connect.
 //!
-//! Ranks that hold the state wait for the others until `cluster.rendezvous_seconds` are over. A node that joined without
-//! state is then sent away, if the others are enough: its address may be wrong, and every further generation would wait
-//! for it again. A job or a node that must leave does not wait that long: the ranks that hold the state save it alone.
+//! Ranks that hold the state wait for the others until `cluster.rendezvous_seconds` are over. A node that joined and has
+//! not connected then gets no ranks for a while, and is sent away the next time, if the others are enough: its address may
+//! be wrong, and every further generation would wait for it again.
+//!
+//! A job or a node that must leave does not wait that long. During a drain, the ranks that hold the state soon save it
+//! without the others. A rank that should hold it and does not answer is replaced after half of the time that is left.
 
 use std::time::Duration;
 
-use super::{Engine, JobEventKind, lifecycle::Phase, nodes::Nodes, opening::NodeChangeCause};
+use super::{
+    Engine, JobEventKind, elastic::Departure, lifecycle::Phase, nodes::Nodes,
+    opening::NodeChangeCause,
+};
 use crate::{
-    exit::{Failure, Outcome, crash},
+    exit::{Failure, Outcome, bad_input},
     ids::NodeId,
     message::Directive,
     plan::Placement,
@@ -17,13 +23,55 @@ use crate::{
 
 /// How long ranks may connect during a drain.
 const DRAIN_CONNECT: Duration = Duration::from_secs(5);
+/// How long a node that joined and did not connect gets no ranks.
+const UNCONNECTED_QUARANTINE: Duration = Duration::from_secs(60);
+/// Least time between two tries to connect before a node or the job leaves.
+const LEAST_CONNECT: Duration = Duration::from_secs(1);
 /// Number of ranks that a text names.
 const NAMED_RANKS: usize = 3;
 
+/// How a generation that still connects ends early.
+enum BreakOff {
+    /// The ranks that hold the state save it without the others.
+    SaveAlone,
+    /// Ranks that should hold the state and do not answer are replaced.
+    ReplaceSilent,
+    /// The job saves and stops, since a leaving node alone holds the state: its name, why and when it leaves.
+    Drain(NodeId, Departure),
+}
+
 impl Engine {
-    /// When the current generation is broken off, unless its ranks have connected by then, so that those that hold the
-    /// state can save it in time.
+    /// When the current generation is broken off, unless its ranks have connected by then.
     pub(super) fn breaks_off_at(&self) -> Option<Time> {
+        self.next_break_off().map(|(at, _)| at)
+    }
+
+    pub(super) fn break_off_if_due(&mut self, now: Time) {
+        let due = |engine: &Self| engine.next_break_off().filter(|(at, _)| *at <= now);
+        let mut found = due(self);
+        if let Some((_, BreakOff::Drain(node, departure))) = found {
+            self.drain(now, format!("node {node}: {}", departure.reason), departure.end);
+            found = due(self);
+        }
+        match found {
+            Some((_, BreakOff::SaveAlone)) => {
+                let text =
+                    "ranks that hold the state save it without the others, which do not connect";
+                let cause = NodeChangeCause { text: text.to_owned(), joins: false };
+                self.open_for_change(now, cause);
+            }
+            Some((_, BreakOff::ReplaceSilent)) => {
+                let waited = now.since(self.lifecycle.since).as_secs_f64().round();
+                let failure = self.give_up_late(waited);
+                // So that the others save without them.
+                self.forget_state_of_hanging();
+                self.fail(now, now, failure);
+            }
+            Some((_, BreakOff::Drain(..))) | None => {}
+        }
+    }
+
+    fn next_break_off(&self) -> Option<(Time, BreakOff)> {
         let (Phase::Forming { world, .. } | Phase::Meeting { world, .. }) = &self.lifecycle.phase
         else {
             return None;
@@ -35,34 +83,41 @@ impl Engine {
         if self.nodes.disconnected_in(world).is_some() || self.nodes.holders(|_| true) == 0 {
             return None;
         }
-        let earliest = self.lifecycle.since.after(DRAIN_CONNECT);
-        if self.drain.is_some() {
+        let since = self.lifecycle.since;
+        let is_silent = |placement: &&Placement| {
+            self.nodes.may_hold_state(placement) && !world.holds_state_at(placement.rank)
+        };
+        let silent = world.late().into_iter().filter(is_silent).count();
+        // Otherwise nobody else has the state.
+        let others =
+            self.nodes.holders(|_| true).saturating_sub(silent.try_into().unwrap_or(u32::MAX));
+        let is_any_silent = silent > 0 && others > 0;
+        if let Some(drain) = &self.drain {
             let holds = |placement: &Placement| self.nodes.may_hold_state(placement);
-            return (!world.placements().iter().all(holds)).then_some(earliest);
+            return match world.placements().iter().all(holds) {
+                false => Some((since.after(DRAIN_CONNECT), BreakOff::SaveAlone)),
+                true if is_any_silent => {
+                    let at = half_time(since.max(drain.since), drain.until)?;
+                    Some((at, BreakOff::ReplaceSilent))
+                }
+                true => None,
+            };
+        }
+        if let Some((node, departure)) = self.nodes.leaving_holder() {
+            let at = half_time(since.max(departure.since), departure.until)?;
+            return Some((at, BreakOff::Drain(node, departure)));
         }
         let leaving = self.nodes.values().filter(|node| !node.holders.is_empty());
-        let saves_at = leaving.filter_map(|node| Some(node.departure.as_ref()?.saves_at)).min();
-        saves_at.map(|at| at.max(earliest))
+        let leaving = leaving.filter_map(|node| node.departure.as_ref());
+        let at =
+            leaving.filter_map(|departure| half_time(since.max(departure.since), departure.until));
+        is_any_silent.then(|| at.min()).flatten().map(|at| (at, BreakOff::ReplaceSilent))
     }
 
-    pub(super) fn break_off_if_due(&mut self, now: Time) {
-        if self.breaks_off_at().is_none_or(|at| at > now) {
-            return;
-        }
-        if self.drain.is_none() {
-            match self.nodes.leaving_holder() {
-                Some((node, reason, end)) => {
-                    self.drain(now, format!("node {node}: {reason}"), end);
-                }
-                // Another rank that holds the state does not respond. The next generation replaces it, with the state of
-                // the leaving node.
-                None => return self.fail_late(now),
-            }
-        }
-        if self.breaks_off_at().is_some_and(|at| at <= now) {
-            let text = "ranks that hold the state save it without the others, which do not connect";
-            let cause = NodeChangeCause { text: text.to_owned(), joins: false };
-            self.open_for_change(now, cause);
+    /// Records that the processes which the next generation replaces hold no state.
+    pub(super) fn forget_state_of_hanging(&mut self) {
+        for (node, local_rank) in &self.lifecycle.hanging {
+            self.nodes.forget_state(node, *local_rank);
         }
     }
 
@@ -80,25 +135,36 @@ impl Engine {
         }
     }
 
-    /// Sends away nodes that joined without state, if a generation with them has ended before any rank trained although
-    /// no process has died and all ranks that hold the state respond.
-    pub(super) fn send_away_if_not_connected(&mut self, failure: &Failure) {
+    /// Spares the others a further wait for nodes that joined, if a generation with them has ended before any rank trained
+    /// although no process has died and all ranks that hold the state respond.
+    pub(super) fn leave_out_unconnected(&mut self, now: Time, failure: &Failure) {
         let Some(world) = self.lifecycle.world() else { return };
-        let responds = |placement: &&Placement| !self.nodes.may_hold_state(placement);
         let late = world.late();
-        if self.lifecycle.began_at.is_some() || world.has_gone() || !late.iter().all(responds) {
+        let is_silent = |placement: &&Placement| self.nodes.may_hold_state(placement);
+        if self.lifecycle.began_at.is_some() || world.has_gone() || late.iter().any(is_silent) {
             return;
         }
+        // Without late ranks all have answered, and any of them may be the one that is not reached.
+        let is_suspect =
+            |node: &NodeId| late.is_empty() || late.iter().any(|placement| placement.node == *node);
         let mut newcomers: Vec<NodeId> = world.nodes().cloned().collect();
-        newcomers.retain(|node| self.nodes.brings_no_state(node));
+        newcomers.retain(|node| is_suspect(node) && self.nodes.is_newcomer(node));
         for node in newcomers {
-            if self.nodes.is_enough_without(&node, &self.policy) {
-                let message = format!(
-                    "its ranks did not connect to the others: {}; give with --host an address of this machine that the \
-                     other nodes reach",
-                    failure.message
-                );
-                self.send_away(&node, crash(message));
+            if !self.nodes.is_enough_without(&node, &self.policy) {
+                continue;
+            }
+            let problem = format!(
+                "its ranks did not connect to the others: {}; give with --host an address of this machine that the \
+                 other nodes reach",
+                failure.message
+            );
+            let until = now.after(UNCONNECTED_QUARANTINE);
+            if self.nodes.leave_out(&node, until) {
+                let seconds = UNCONNECTED_QUARANTINE.as_secs();
+                let text = format!("node {node} is quarantined for {seconds} s: {problem}");
+                self.publish(JobEventKind::NodeQuarantined, text);
+            } else {
+                self.send_away(&node, bad_input(problem));
             }
         }
     }
@@ -134,6 +200,12 @@ impl Engine {
     }
 }
 
+/// The middle of the time that is left; `None` if none is.
+fn half_time(from: Time, until: Time) -> Option<Time> {
+    let left = until.since(from);
+    (!left.is_zero()).then(|| from.after((left / 2).max(LEAST_CONNECT)))
+}
+
 /// Ranks with their nodes, as text.
 pub(super) fn ranks_on_nodes(placements: &[&Placement]) -> String {
     let named = placements.iter().take(NAMED_RANKS);
@@ -147,7 +219,7 @@ pub(super) fn ranks_on_nodes(placements: &[&Placement]) -> String {
 }
 
 impl Nodes {
-    fn may_hold_state(&self, placement: &Placement) -> bool {
+    pub(super) fn may_hold_state(&self, placement: &Placement) -> bool {
         let node = self.get(&placement.node);
         node.is_some_and(|node| node.holders.contains(&placement.local_rank))
     }
@@ -158,11 +230,24 @@ impl Nodes {
             && self.values().any(|state| !state.holders.is_empty())
     }
 
-    /// A leaving node that must hand its state over, since no node that stays has any: its name, and why and when it
-    /// leaves.
-    fn leaving_holder(&self) -> Option<(NodeId, String, Option<Time>)> {
+    /// Whether this node has never held state, and another one does.
+    fn is_newcomer(&self, node: &NodeId) -> bool {
+        self.get(node).is_some_and(|state| !state.has_held_state) && self.brings_no_state(node)
+    }
+
+    /// Gives a node that did not connect no ranks until then; false if that has happened before.
+    fn leave_out(&mut self, node: &NodeId, until: Time) -> bool {
+        let Some(state) = self.get_mut(node) else { return false };
+        let is_first = !state.was_left_out;
+        state.was_left_out = true;
+        state.quarantined_until = Some(until);
+        is_first
+    }
+
+    /// A leaving node that must hand its state over, since no node that stays has any.
+    fn leaving_holder(&self) -> Option<(NodeId, Departure)> {
         let node = self.last_holder()?.node;
         let departure = self.get(&node)?.departure.clone()?;
-        Some((node, departure.reason, departure.end))
+        Some((node, departure))
     }
 }

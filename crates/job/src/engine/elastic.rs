@@ -25,8 +25,10 @@ pub(super) struct Departure {
     pub(super) reason: String,
     /// When the machine will be taken away, if known.
     pub(super) end: Option<Time>,
-    /// When it saves its state, if it has not handed it over by then.
-    pub(super) saves_at: Time,
+    /// When it was announced.
+    pub(super) since: Time,
+    /// When the node leaves at the latest.
+    pub(super) until: Time,
 }
 
 /// The processes that a joining node starts before it takes part in training.

@@ -46,6 +46,8 @@ pub(super) struct Lifecycle {
     pub(super) began_with: Option<String>,
     /// The step at which the generation began, once a rank has reported it.
     pub(super) began_at: Option<Step>,
+    /// Whether the coordinator has restarted in this generation: ranks may then be late because of it.
+    pub(super) is_reattached: bool,
     /// Number of generations in a row that ended without progress.
     pub(super) failures: u32,
     /// Ranks that did not respond in time: their processes are replaced in the next generation.
@@ -66,6 +68,7 @@ impl Lifecycle {
             reason: "waiting for agents".to_owned(),
             began_with: None,
             began_at: None,
+            is_reattached: false,
             failures: 0,
             hanging: Vec::new(),
             opening: None,

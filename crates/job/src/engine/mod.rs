@@ -260,6 +260,9 @@ impl Engine {
         }
         self.expire_drain(now);
         self.break_off_if_due(now);
+        if self.lifecycle.opening.is_some() {
+            return;
+        }
         if nodes_wake {
             self.expire_disconnected_nodes(now);
         }

@@ -41,6 +41,10 @@ pub(super) struct Node {
     pub(super) heartbeat: Option<LastAgentHeartbeat>,
     /// Local ranks whose processes may hold state, as far as their reports tell.
     pub(super) holders: BTreeSet<LocalRank>,
+    /// Whether one of its processes has held state.
+    pub(super) has_held_state: bool,
+    /// Whether it was quarantined because its ranks did not connect.
+    pub(super) was_left_out: bool,
 }
 
 /// Data of an agent's last heartbeat.
@@ -68,6 +72,8 @@ impl Node {
             quarantined_until: None,
             heartbeat: None,
             holders: BTreeSet::new(),
+            has_held_state: false,
+            was_left_out: false,
         }
     }
 
@@ -217,10 +223,18 @@ impl Nodes {
     /// Records whether a process holds state, which changes no timeout.
     pub(super) fn record_state(&mut self, placement: &Placement, holds_state: bool) {
         let Some(node) = self.all.get_mut(&placement.node) else { return };
+        node.has_held_state |= holds_state;
         match holds_state {
             true => node.holders.insert(placement.local_rank),
             false => node.holders.remove(&placement.local_rank),
         };
+    }
+
+    /// Records that a process is about to end.
+    pub(super) fn forget_state(&mut self, id: &NodeId, local_rank: LocalRank) {
+        if let Some(node) = self.all.get_mut(id) {
+            node.holders.remove(&local_rank);
+        }
     }
 
     /// Ends warm-ups, and forgets the state of processes that have no rank in `world`, on nodes that get its launch and

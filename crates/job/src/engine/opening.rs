@@ -127,6 +127,7 @@ impl Engine {
         }
         self.lifecycle.generation = generation;
         self.lifecycle.began_at = None;
+        self.lifecycle.is_reattached = false;
         if let Some(recovery) = self.recoveries.waiting() {
             recovery.launched_at = Some(now);
             recovery.generation = generation;
@@ -142,6 +143,7 @@ impl Engine {
         if let Some(world) = self.lifecycle.world() {
             self.nodes.begin_generation(&nodes, world);
         }
+        self.forget_state_of_hanging();
         let hanging = std::mem::take(&mut self.lifecycle.hanging);
         for node in nodes {
             let here = hanging.iter().filter(|(other, _)| *other == node);

@@ -185,6 +185,7 @@ impl Engine {
             let until = now.after(engine.policy.node_grace);
             engine.lifecycle.reason =
                 "the coordinator restarted and waits for its agents".to_owned();
+            engine.lifecycle.is_reattached = true;
             engine.lifecycle.phase = Phase::Reattaching { world, until, lost_at: None };
         }
         engine.set_wake();

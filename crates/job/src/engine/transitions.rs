@@ -14,6 +14,7 @@ use crate::{
     ids::NodeId,
     mesh_secret::MeshSecret,
     message::Directive,
+    plan::Placement,
     time::Time,
 };
 
@@ -149,24 +150,32 @@ impl Engine {
 
     /// Ends a generation in which some ranks were not ready or not connected in time.
     pub(super) fn fail_late(&mut self, now: Time) {
-        let (Phase::Forming { world, .. } | Phase::Meeting { world, .. }) = &self.lifecycle.phase
-        else {
-            return;
-        };
-        let late = world.late();
-        let seconds = self.policy.rendezvous.as_secs_f64();
+        let failure = self.give_up_late(self.policy.rendezvous.as_secs_f64());
+        self.fail(now, now, failure);
+    }
+
+    /// Notes which processes the next generation replaces, because their ranks did not connect in this time.
+    pub(super) fn give_up_late(&mut self, seconds: f64) -> Failure {
+        let late = self.lifecycle.world().map(World::late).unwrap_or_default();
         let cause =
             format!("{} did not connect to the others in {seconds} s", ranks_on_nodes(&late));
-        // A rank that responds and holds state is kept: it may have waited for the others.
-        let hanging = late.into_iter().filter(|placement| !world.holds_state_at(placement.rank));
-        self.lifecycle.hanging =
+        // A rank that responds and holds state is kept: it may have waited for the others, or its reports were lost.
+        let has_answered = matches!(self.lifecycle.phase, Phase::Meeting { .. });
+        let is_kept = |placement: &&Placement| {
+            let world = self.lifecycle.world();
+            world.is_some_and(|world| world.holds_state_at(placement.rank))
+                || has_answered && self.nodes.may_hold_state(placement)
+        };
+        let hanging = late.into_iter().filter(|placement| !is_kept(placement));
+        let hanging =
             hanging.map(|placement| (placement.node.clone(), placement.local_rank)).collect();
-        self.fail(now, now, crash(cause));
+        self.lifecycle.hanging = hanging;
+        crash(cause)
     }
 
     /// Ends the current generation, whose failure was first reported at `lost_at`: opens a new one, at once or after a
     /// backoff, or ends the job.
-    fn fail(&mut self, now: Time, lost_at: Time, failure: Failure) {
+    pub(super) fn fail(&mut self, now: Time, lost_at: Time, failure: Failure) {
         if self.lifecycle.opening.is_some() {
             return;
         }
@@ -175,7 +184,9 @@ impl Engine {
             // The generation ended for a rollback, which is not a failure.
             return self.open(now);
         }
-        self.send_away_if_not_connected(&failure);
+        if !self.lifecycle.is_reattached {
+            self.leave_out_unconnected(now, &failure);
+        }
         if !self.only_newcomers_failed() {
             self.lifecycle.failures += 1;
         }

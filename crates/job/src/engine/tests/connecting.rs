@@ -33,33 +33,93 @@ fn dismissed(actions: &[Action]) -> Vec<String> {
     actions.iter().filter_map(message).collect()
 }
 
+/// The texts of quarantines.
+fn quarantines(actions: &[Action]) -> Vec<String> {
+    let message = |action: &Action| match action {
+        Action::Publish(event) if event.kind == JobEventKind::NodeQuarantined => {
+            Some(event.message.clone())
+        }
+        _ => None,
+    };
+    actions.iter().filter_map(message).collect()
+}
+
 #[test]
-fn a_newcomer_that_does_not_start_in_time_is_sent_away_and_the_others_continue() {
+fn a_newcomer_that_does_not_start_in_time_is_left_out_for_a_minute_and_then_sent_away() {
     let mut engine = waiting_for_a_newcomer();
     let waits = "waiting for rank 1 on node node1 to start; 1 ready";
     assert_eq!(engine.status().reason, waits);
 
-    let actions = tick(&mut engine, at(25.0));
+    let actions = engine.drive(at(25.0), Event::Tick);
+    let problem = "its ranks did not connect to the others: rank 1 on node node1 did not connect to the others in 20 s; \
+                   give with --host an address of this machine that the other nodes reach";
+    assert_eq!(quarantines(&actions), [format!("node node1 is quarantined for 60 s: {problem}")]);
+    assert_eq!((placed(&engine), dismissed(&actions)), (vec!["node0".to_owned()], vec![]));
 
-    let message = "node1: its ranks did not connect to the others: rank 1 on node node1 did not connect to the others \
-                   in 20 s; give with --host an address of this machine that the other nodes reach";
-    assert_eq!(dismissed(&actions), [message]);
+    report(&mut engine, at(25.1), 0, ready(0, Some(70)));
+    report(&mut engine, at(25.2), 0, started());
+    tick(&mut engine, at(85.0));
+    warm(&mut engine, at(86.0), 1, 0);
+    assert_eq!(placed(&engine), ["node0", "node1"]);
+    report(&mut engine, at(86.1), 0, ready(0, Some(80)));
+    let actions = tick(&mut engine, at(106.0));
+    assert_eq!(dismissed(&actions), [format!("node1: {problem}")]);
+    let class = actions.iter().find_map(|action| match action {
+        Action::Send {
+            directive: Directive::Dismiss { outcome: Outcome::Failed { failure } },
+            ..
+        } => Some(failure.class),
+        _ => None,
+    });
+    assert_eq!(class, Some(Class::BadInput), "its service must not start it again");
     assert_eq!(placed(&engine), ["node0"]);
-    assert_eq!(engine.status().generation, Generation(3));
 }
 
 #[test]
-fn a_newcomer_that_nobody_reaches_is_sent_away_unless_a_rank_with_state_is_silent() {
+fn a_newcomer_that_nobody_reaches_is_left_out_unless_a_rank_with_state_is_silent() {
     let mut engine = meeting_a_newcomer();
     report(&mut engine, at(21.0), 0, lost());
-    let actions = report(&mut engine, at(21.1), 1, lost());
-    assert_eq!(dismissed(&actions).len(), 1, "{actions:?}");
+    report(&mut engine, at(21.1), 1, lost());
     assert_eq!(placed(&engine), ["node0"]);
 
     let mut engine = meeting_a_newcomer();
     report(&mut engine, at(21.0), 1, lost());
-    let actions = tick(&mut engine, at(21.6));
-    assert_eq!(dismissed(&actions), Vec::<String>::new(), "rank 0 may be the one that hangs");
+    tick(&mut engine, at(21.6));
+    assert_eq!(placed(&engine), ["node0", "node1"], "rank 0 may be the one that hangs");
+}
+
+#[test]
+fn a_newcomer_that_is_ready_stays_if_another_one_is_late() {
+    let mut engine = training(&[1]);
+    for number in [1, 2] {
+        attach(&mut engine, at(3.0), number, 1, None);
+    }
+    warm(&mut engine, at(4.0), 1, 0);
+    assert_eq!(placed(&engine), ["node0", "node1", "node2"]);
+    report(&mut engine, at(5.0), 0, ready(0, Some(70)));
+    report(&mut engine, at(5.0), 1, ready(1, None));
+    let actions = engine.drive(at(24.0), Event::Tick);
+    assert_eq!(quarantines(&actions).len(), 1, "{actions:?}");
+    assert_eq!(placed(&engine), ["node0", "node1"]);
+}
+
+#[test]
+fn a_node_whose_rank_held_state_is_no_newcomer() {
+    let mut engine = training(&[1, 1]);
+    engine.policy.min_ranks = 1;
+    report(&mut engine, at(10.0), 1, crashed());
+    report(&mut engine, at(10.1), 0, ready(0, Some(70)));
+    let actions = engine.drive(at(30.0), Event::Tick);
+    assert_eq!(quarantines(&actions), Vec::<String>::new());
+    assert_eq!(engine.status().generation, Generation(3));
+    assert_eq!(placed(&engine), ["node0", "node1"]);
+}
+
+#[test]
+fn a_newcomer_is_not_left_out_because_the_coordinator_restarted() {
+    let mut engine = waiting_for_a_newcomer();
+    engine.lifecycle.is_reattached = true;
+    tick(&mut engine, at(25.0));
     assert_eq!(placed(&engine), ["node0", "node1"]);
 }
 
@@ -169,11 +229,61 @@ fn a_leaving_node_hands_its_state_over_if_the_rank_that_has_it_too_hangs() {
         launches(&actions).into_iter().flat_map(|launch| launch.replace).collect();
     assert_eq!(replaced, [LocalRank(0)], "of node 1");
     report(&mut engine, at(30.1), 0, ready(0, Some(70)));
-    report(&mut engine, at(30.2), 1, ready(1, None));
-    all_started(&mut engine, at(30.3));
-    all_ready(&mut engine, at(30.4), Some(70));
+    assert_eq!(engine.deadline(), Some(at(40.0)), "its process may take its time");
+    report(&mut engine, at(38.0), 1, ready(1, None));
+    all_started(&mut engine, at(38.1));
+    all_ready(&mut engine, at(38.2), Some(70));
     let released = send(0, 1, Directive::Release { reason: "spot notice".to_owned() });
-    assert_eq!(report(&mut engine, at(30.5), 0, started()), [released]);
+    assert_eq!(report(&mut engine, at(38.3), 0, started()), [released]);
+}
+
+#[test]
+fn a_leaving_node_saves_alone_if_the_process_that_replaces_a_hung_one_does_not_start() {
+    let mut engine = training(&[1, 1]);
+    engine.policy.min_ranks = 1;
+    depart(&mut engine, at(10.0), 0, Some(40.0));
+    tick(&mut engine, at(30.0));
+    report(&mut engine, at(30.1), 0, ready(0, Some(70)));
+
+    tick(&mut engine, at(40.0));
+
+    assert_eq!(placed(&engine), ["node0"]);
+    assert_eq!(engine.status().drain.map(|drain| drain.until), Some(at(50.0)));
+}
+
+#[test]
+fn a_drain_leaves_out_a_rank_with_state_that_does_not_answer_in_half_of_its_time() {
+    let mut engine = training(&[1, 1]);
+    report(&mut engine, at(10.0), 0, lost());
+    report(&mut engine, at(10.0), 1, lost());
+    tick(&mut engine, at(10.6));
+    report(&mut engine, at(10.7), 0, ready(0, Some(70)));
+    engine.policy.drain = Duration::from_secs(8);
+    drain(&mut engine, at(11.0));
+    assert_eq!(engine.deadline(), Some(at(15.0)));
+
+    tick(&mut engine, at(15.0));
+
+    report(&mut engine, at(15.1), 0, ready(0, Some(70)));
+    report(&mut engine, at(15.2), 0, started());
+    assert_eq!(
+        (placed(&engine), engine.status().phase),
+        (vec!["node0".to_owned()], PhaseName::Draining)
+    );
+}
+
+#[test]
+fn a_newcomer_that_is_slow_is_not_broken_off_because_another_node_leaves() {
+    let mut engine = training(&[1, 1]);
+    engine.policy.min_ranks = 1;
+    attach(&mut engine, at(3.0), 2, 1, None);
+    warm(&mut engine, at(5.0), 2, 0);
+    assert_eq!(placed(&engine), ["node0", "node1", "node2"]);
+    report(&mut engine, at(5.1), 0, ready(0, Some(70)));
+    report(&mut engine, at(5.1), 1, ready(1, Some(70)));
+    depart(&mut engine, at(6.0), 0, Some(8.0));
+    tick(&mut engine, at(13.0));
+    assert_eq!(placed(&engine), ["node0", "node1", "node2"]);
 }
 
 #[test]
