@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from baton import _programs
+from baton import _card, _programs
 from baton._programs import JobError
 from baton._run import Run
 
@@ -121,6 +121,20 @@ class Job:
     def __repr__(self) -> str:
         return f"baton.attach({os.fspath(self.run_dir)!r})"
 
+    def _ipython_display_(self) -> None:
+        """In a notebook: a live card of the job. Elsewhere in IPython: a line."""
+        _card.show(self.run_dir, self._summary())
+
+    def _summary(self) -> str:
+        """The job in one line."""
+        try:
+            status = self.status()
+        except JobError:
+            return repr(self)
+        latest = status["latest"]
+        progress = f", step {latest['step']} of {latest['total_steps']}, loss {latest['loss']:.4g}" if latest else ""
+        return f"{status['name']} in {self.run_dir}: {status['phase']}{progress}"
+
     @property
     def run(self) -> Run:
         """The files of the run: metrics, evaluations, checkpoints."""
@@ -181,6 +195,7 @@ class Job:
             # Whether it is gone comes first: what it has written last is then there.
             is_gone = self._is_gone()
             if self._prints_here and (end := self._last_line()):
+                _card.settle(self.run_dir)
                 return _outcome(end["status"], end["exit_code"])
             status = None
             if is_gone:
@@ -188,6 +203,7 @@ class Job:
             elif not self._prints_here:
                 status = self._status_if_any()
             if status is not None and status["phase"] == "ended":
+                _card.settle(self.run_dir)
                 return _outcome(status)
             if is_gone:
                 raise self._error(f"all processes of the job in {self.run_dir} are gone: baton.up resumes it")

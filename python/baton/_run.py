@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from baton import _programs
+from baton import _card, _programs
 
 if TYPE_CHECKING:
     import torch
@@ -38,6 +38,11 @@ class Run:
 
     def __repr__(self) -> str:
         return f"baton.Run({str(self._folder or self._store)!r})"
+
+    def _repr_html_(self) -> str | None:
+        """In a notebook: the report, once the job has ended."""
+        page = _card.report_file(self._folder) if self._folder else None
+        return _card.frame(page) if page else None
 
     @property
     def path(self) -> Path:

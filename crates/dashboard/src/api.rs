@@ -7,22 +7,33 @@ use std::sync::Arc;
 use axum::{
     Json,
     extract::{Query, State, rejection::QueryRejection},
-    http::header::CONTENT_TYPE,
-    response::IntoResponse,
+    http::{
+        HeaderName,
+        header::{CONTENT_SECURITY_POLICY, CONTENT_TYPE},
+    },
+    response::{Html, IntoResponse},
 };
-use baton_proto::v1::{self, job_service_server::JobService};
-use baton_telemetry::prometheus;
+use baton_proto::v1::{self, job_service_server::JobService, stream_metrics_response::Metrics};
+use baton_telemetry::{prometheus, report::RunReport};
 use futures::TryStreamExt;
 use serde::{Deserialize, Serialize};
 use tonic::{Request, Status};
 
-use crate::refusal::Refusal;
+use crate::{
+    refusal::Refusal,
+    report::{REPORT_POLICY, html},
+    stream::Cursor,
+};
 
 type JsonResult<T> = Result<Json<T>, Refusal>;
 type QueryResult<T> = Result<Query<T>, QueryRejection>;
 
 /// Log lines in an answer, if the request gives no number.
 const DEFAULT_TAIL_LINES: u32 = 200;
+/// Header of a report: the `Last-Event-ID` with which a stream goes on where the report ends.
+const CURSOR_HEADER: HeaderName = HeaderName::from_static("baton-cursor");
+/// Most training steps in a report: the page shows no more.
+const MAX_REPORT_STEPS: usize = 4000;
 /// Most log lines in an answer.
 const MAX_TAIL_LINES: u32 = 10_000;
 
@@ -112,4 +123,79 @@ pub(crate) async fn recipe<S: JobService>(State(jobs): State<Arc<S>>) -> JsonRes
     let recipe = serde_json::from_str(&json)
         .map_err(|error| Status::internal(format!("the recipe's JSON is invalid: {error}")))?;
     Ok(Json(RecipeJson { name, hash, toml, recipe }))
+}
+
+/// The report of the job so far, as a page. Of many training steps, it has every nth.
+pub(crate) async fn report<S: JobService>(
+    State(jobs): State<Arc<S>>,
+) -> Result<impl IntoResponse, Refusal> {
+    let recipe = jobs.get_recipe(Request::new(v1::GetRecipeRequest {})).await?.into_inner();
+    let points = v1::StreamMetricsRequest { after_unix_millis: 0, follow: false };
+    let points = jobs.stream_metrics(Request::new(points)).await?.into_inner();
+    let points: Vec<_> = points.try_collect().await?;
+    let mut cursor = Cursor::default();
+    points.iter().for_each(|point| cursor.advance_past_point(point.unix_millis));
+    let events = v1::WatchEventsRequest { after_id: 0, past_only: true };
+    let events = jobs.watch_events(Request::new(events)).await?.into_inner();
+    let events: Vec<_> = events.try_collect().await?;
+    cursor.event = events.last().map_or(0, |event| event.id);
+    let report = RunReport {
+        points: thinned(points, MAX_REPORT_STEPS),
+        events,
+        recipe_toml: recipe.toml,
+        // The last, so that it is not older than a point.
+        status: jobs.get_status(Request::new(v1::GetStatusRequest {})).await?.into_inner(),
+    };
+    let page = html(&report)
+        .map_err(|error| Status::internal(format!("the report cannot be written: {error}")))?;
+    let headers = [
+        (CONTENT_SECURITY_POLICY, format!("{REPORT_POLICY}; frame-ancestors 'none'")),
+        (CURSOR_HEADER, cursor.to_string()),
+    ];
+    Ok((headers, Html(page)))
+}
+
+/// The points with at most so many training steps, the newest among them.
+fn thinned(
+    mut points: Vec<v1::StreamMetricsResponse>,
+    max_steps: usize,
+) -> Vec<v1::StreamMetricsResponse> {
+    let steps = points.iter().filter(|point| is_step(point)).count();
+    let stride = steps.div_ceil(max_steps).max(1);
+    let mut later_steps = steps;
+    points.retain(|point| {
+        if !is_step(point) {
+            return true;
+        }
+        later_steps -= 1;
+        later_steps.is_multiple_of(stride)
+    });
+    points
+}
+
+fn is_step(point: &v1::StreamMetricsResponse) -> bool {
+    matches!(point.metrics, Some(Metrics::Step(_)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn of_too_many_steps_the_newest_and_every_nth_before_it_are_in_a_report() {
+        let point = |unix_millis, metrics| v1::StreamMetricsResponse {
+            unix_millis,
+            metrics: Some(metrics),
+            ..Default::default()
+        };
+        let begun = point(0, Metrics::BeganAt(0));
+        let steps = (1..=10).map(|millis| point(millis, Metrics::Step(v1::Step::default())));
+        let points: Vec<_> = [begun].into_iter().chain(steps).collect();
+        let kept = |max_steps| -> Vec<_> {
+            thinned(points.clone(), max_steps).iter().map(|point| point.unix_millis).collect()
+        };
+        assert_eq!(kept(4), [0, 1, 4, 7, 10]);
+        assert_eq!(kept(3), [0, 2, 6, 10]);
+        assert_eq!(kept(10).len(), points.len());
+    }
 }

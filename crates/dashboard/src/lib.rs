@@ -12,6 +12,7 @@
 //! | GET | `/api/checkpoints` | viewer | the checkpoints in the store, newest first |
 //! | GET | `/api/recipe` | viewer | the recipe in effect, as TOML and as JSON |
 //! | GET | `/api/events?after=ID` | viewer | list of [`WatchEventsResponse`](baton_proto::v1::WatchEventsResponse) |
+//! | GET | `/api/report` | viewer | the [report](report) so far, a page in one file; its header `baton-cursor` is the id from which `/api/stream` goes on |
 //! | GET | `/api/logs?tail=N&rank=R` | viewer | list of [`StreamLogsResponse`](baton_proto::v1::StreamLogsResponse) |
 //! | GET | `/api/stream?after_event=ID&after_metric=UNIX_MILLIS&logs=1` | viewer | server-sent events, see [`stream`] |
 //! | POST | `/api/control/{checkpoint,drain,pause,resume,stop}` | operator | 202 and `{}` |
@@ -54,6 +55,7 @@ pub fn router<S: JobService>(jobs: Arc<S>) -> Router {
         .route("/api/metrics", get(api::metrics::<S>))
         .route("/api/checkpoints", get(api::checkpoints::<S>))
         .route("/api/recipe", get(api::recipe::<S>))
+        .route("/api/report", get(api::report::<S>))
         .route("/api/events", get(api::events::<S>))
         .route("/api/logs", get(api::logs::<S>))
         .route("/metrics", get(api::prometheus::<S>));

@@ -18,7 +18,8 @@ const MODULES: [&str; 7] = [
 const LINKS: &str = "<link rel=\"icon\" href=\"/favicon.svg\" type=\"image/svg+xml\">\n\
                      <link rel=\"stylesheet\" href=\"/assets/style.css\">\n\
                      <script type=\"module\" src=\"/assets/app.js\"></script>\n";
-const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'";
+/// Content security policy: nothing but the page itself.
+pub(crate) const REPORT_POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; base-uri 'none'; form-action 'none'";
 
 /// The report as an HTML page.
 ///
@@ -29,7 +30,7 @@ pub fn html(report: &RunReport) -> Result<String, serde_json::Error> {
     // In JSON, `<` occurs only in strings, where this escape is allowed. Then no untrusted text can end the element.
     let data = report::json(report)?.replace('<', "\\u003c");
     let inline = format!(
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"{POLICY}\">\n<style>\n{style}</style>\n\
+        "<meta http-equiv=\"Content-Security-Policy\" content=\"{REPORT_POLICY}\">\n<style>\n{style}</style>\n\
          <script type=\"application/json\" id=\"report\">{data}</script>\n\
          <script type=\"module\">\n{script}</script>\n",
         style = include_str!("../assets/style.css"),

@@ -170,6 +170,31 @@ async fn checkpoints_and_recipe_are_returned() {
 }
 
 #[tokio::test]
+async fn the_report_so_far_is_one_page_and_names_the_id_from_which_the_stream_goes_on() {
+    let jobs = Arc::new(Fake::new());
+    jobs.job().status.name = "digits".into();
+    for number in 1..=3 {
+        jobs.job().points.add(step_point(100, number));
+        jobs.job().events.add(event(number, "something"));
+    }
+
+    let response = get(&jobs, "/api/report").await;
+
+    assert_eq!(response.headers()["baton-cursor"], "3.100.3");
+    assert_eq!(response.headers()["content-type"], "text/html; charset=utf-8");
+    let policy = response.headers()["content-security-policy"].to_str().unwrap();
+    assert!(
+        policy.starts_with("default-src 'none';") && policy.ends_with("frame-ancestors 'none'")
+    );
+    let page = text(response).await;
+    let (_, data) = page.split_once("id=\"report\">").unwrap();
+    let data: Value = serde_json::from_str(data.split_once("</script>").unwrap().0).unwrap();
+    assert_eq!(data["status"]["name"], "digits");
+    assert_eq!(data["points"][2]["step"]["step"], 3);
+    assert_eq!(data["events"][2]["id"], 3);
+}
+
+#[tokio::test]
 async fn an_error_of_the_job_has_its_code_and_its_message() {
     let jobs = Arc::new(Fake::new());
     for (code, expected) in [

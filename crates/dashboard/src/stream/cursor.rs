@@ -4,9 +4,9 @@ use std::fmt;
 
 /// Position of a client in the stream: what it has received. Written as `EVENT.MILLIS.COUNT`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Cursor {
+pub(crate) struct Cursor {
     /// Id of the last received event.
-    pub(super) event: u64,
+    pub(crate) event: u64,
     /// All points before this time are received, Unix milliseconds.
     millis: u64,
     /// Number of received points of exactly this time: a step and its evaluation may have the same time.
@@ -34,7 +34,7 @@ impl Cursor {
     }
 
     /// Advances the position past a point of this time.
-    pub(super) fn advance_past_point(&mut self, millis: u64) {
+    pub(crate) fn advance_past_point(&mut self, millis: u64) {
         if millis > self.millis {
             (self.millis, self.count) = (millis, 0);
         }

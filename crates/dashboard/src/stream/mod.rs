@@ -30,7 +30,8 @@ use serde::Deserialize;
 use tokio::sync::Semaphore;
 use tonic::Status;
 
-use self::{cursor::Cursor, feed::ClientStream};
+pub(crate) use self::cursor::Cursor;
+use self::feed::ClientStream;
 use crate::refusal::Refusal;
 
 /// Most concurrent streams: each of them polls the status once a second.
