@@ -64,6 +64,11 @@ test-python: tools ## the tests of the Python package that need no PyTorch
 	cd python && PYTHONPATH=../.tools/python \
 		python3 -m pytest --quiet --ignore tests/with_torch $(ARGS)
 
+# The two named ones, in the gate, need no PyTorch.
+.PHONY: notebooks
+notebooks: build ## execute the notebooks on the CPU; all need PyTorch, ARGS="signals p4d" do not
+	scripts/notebooks/run.sh $(ARGS)
+
 # Cheap checks first. See deny.toml for why cargo-deny checks no advisories.
 .PHONY: lint
 lint: tools ## formatting, clippy, docs, licences, scripts, links, words; writes nothing
@@ -170,7 +175,7 @@ deploy-check: build tools ## check deploy/ without a cloud: AWS emulated, machin
 	scripts/deploy/check.sh $(BIN) $(CHECKS)
 
 .PHONY: dashboard-check
-dashboard-check: setup ## the web dashboard in a headless Chromium; needs node 20, npm and chromium
+dashboard-check: build ## the web dashboard, and a notebook, in a headless Chromium; needs node 20, npm and chromium
 	scripts/check-dashboard.sh
 
 .PHONY: bench-step

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tests the web dashboard of a simulated job in a real browser; prints a line per check. Needs Node 20 with npm, and
-# Chromium: apt-get install -y chromium. Installs npm packages into .tools-browser/.
+# Tests the web dashboard of a simulated job, and the card of a real job in JupyterLab, in a real browser; prints a line per
+# check. Needs Node 20 with npm, and Chromium: apt-get install -y chromium. Installs npm packages into .tools-browser/.
 #
 #   scripts/check-dashboard.sh
 #
@@ -27,10 +27,19 @@ if ! cmp -s "$lock" "$modules/installed.json"; then
     npm ci --prefix "$modules" --ignore-scripts --no-audit --no-fund --loglevel=error
     cp "$lock" "$modules/installed.json"
 fi
-cp crates/dashboard/browser/check.js "$modules/"
+cp crates/dashboard/browser/*.js "$modules/"
 
 # All of the workspace, so that shared dependencies keep the features that they are built with.
 cargo build --quiet --workspace --example fake --example report
 examples="${CARGO_TARGET_DIR:-target}/debug/examples"
 "$examples/report" "$modules/report.html"
-exec node "$modules/check.js" "$examples/fake" "$modules/report.html"
+node "$modules/check.js" "$examples/fake" "$modules/report.html"
+
+venv=.venv-notebooks
+if [ ! -x "$venv/bin/jupyter-lab" ]; then
+    "${PYTHON:-python3}" -m venv "$venv"
+    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
+        -r scripts/notebooks/requirements.txt jupyterlab==4.6.6
+fi
+BATON_BIN="$(realpath "${CARGO_TARGET_DIR:-target}")/debug" PYTHONPATH="$PWD/python" \
+    exec "$venv/bin/python" scripts/notebooks/card.py "$modules/notebook.js"

@@ -21,6 +21,18 @@ const shoot = async (page, name) => {
   if (process.env.SHOTS) await page.screenshot({ path: join(process.env.SHOTS, `notebook-${name}.png`) });
 };
 
+/** Runs a cell; JupyterLab forgets keys that come too early. */
+const runCell = async (page, number) => {
+  const cell = page.locator(".jp-Notebook .jp-Cell").nth(number);
+  const prompt = cell.locator(".jp-InputPrompt");
+  for (const begin = Date.now(); /^\[ *\]:$/.test(await prompt.innerText());) {
+    assert.ok(Date.now() - begin < TIMEOUT_MS, "JupyterLab does not run the cell");
+    await cell.locator(".cm-content").click();
+    await page.keyboard.press("Shift+Enter");
+    await new Promise((done) => setTimeout(done, 1000));
+  }
+};
+
 try {
   const page = await browser.newPage();
   const faults = [];
@@ -28,8 +40,7 @@ try {
   await page.goto(`${address}/lab/tree/${notebook}?reset`);
   const kernel = page.locator(".jp-Notebook-ExecutionIndicator[data-status=idle]");
   await kernel.waitFor();
-  await page.locator(".jp-Notebook .jp-Cell").first().click();
-  await page.keyboard.press("Shift+Enter");
+  await runCell(page, 0);
 
   const frame = page.locator("iframe[title=Baton]");
   await frame.waitFor();
@@ -61,8 +72,7 @@ try {
   await shoot(page, "training");
   console.log("ok      a frame that was taken out of the page has everything again");
 
-  await page.locator(".jp-Notebook .jp-Cell").nth(1).click();
-  await page.keyboard.press("Shift+Enter");
+  await runCell(page, 1);
   await until("#reason", "Drained: the state is saved");
   await until("#events", "drained");
   await shoot(page, "drained");
@@ -74,6 +84,11 @@ try {
   await until("#reason", "Drained: the state is saved");
   console.log("ok      the saved notebook shows the end of the job");
   assert.deepEqual(faults, []);
+} catch (error) {
+  const [page] = browser.pages().slice(-1);
+  console.log(`FAILED  ${error.message}\nThe notebook: ${await page.locator(".jp-Notebook").innerText()}`);
+  await shoot(page, "failed");
+  process.exitCode = 1;
 } finally {
   await browser.close();
   await rm(profile, { recursive: true, force: true });

@@ -12,7 +12,7 @@
 //! | GET | `/api/checkpoints` | viewer | the checkpoints in the store, newest first |
 //! | GET | `/api/recipe` | viewer | the recipe in effect, as TOML and as JSON |
 //! | GET | `/api/events?after=ID` | viewer | list of [`WatchEventsResponse`](baton_proto::v1::WatchEventsResponse) |
-//! | GET | `/api/report` | viewer | the [report](report) so far, a page in one file; its header `baton-cursor` is the id from which `/api/stream` goes on |
+//! | GET | `/api/report` | viewer | the [report] so far, a page in one file; its header `baton-cursor` is the id from which `/api/stream` goes on |
 //! | GET | `/api/logs?tail=N&rank=R` | viewer | list of [`StreamLogsResponse`](baton_proto::v1::StreamLogsResponse) |
 //! | GET | `/api/stream?after_event=ID&after_metric=UNIX_MILLIS&logs=1` | viewer | server-sent events, see [`stream`] |
 //! | POST | `/api/control/{checkpoint,drain,pause,resume,stop}` | operator | 202 and `{}` |
