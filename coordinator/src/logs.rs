@@ -114,7 +114,7 @@ impl LogBuffer {
         for line in lines.into_iter().filter(|line| line.number > last) {
             let LogLine { local_rank, unix_millis, line, left_out, rank, number } = line;
             // Lines that this agent dropped instead of shipping them.
-            let lost = number.saturating_sub(next + 1);
+            let lost = number.saturating_sub(next.saturating_add(1));
             next = number;
             let left_out = left_out.saturating_add(if last == 0 { 0 } else { lost });
             let node_id = node_id.clone();

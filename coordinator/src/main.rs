@@ -31,6 +31,7 @@ mod traces;
 use std::{
     io::{self, Write as _},
     process::ExitCode,
+    sync::Arc,
 };
 
 use baton_job::exit;
@@ -60,6 +61,9 @@ Example:
   baton-coordinator serve --run-dir runs/next        waits for `baton submit RECIPE`";
 
 fn main() -> ExitCode {
+    // A file that becomes too large for `ulimit -f` is an error like a full disk. Fails only for signals that may not be
+    // caught.
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
     let Command::Serve(args) = Args::parse().command;
     match serve::run(&args) {
         Ok(Some(outcome)) => ExitCode::from(outcome.exit_code()),

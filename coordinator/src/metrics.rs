@@ -142,14 +142,18 @@ impl MetricStore {
     }
 
     fn write(&self, point: StreamMetricsResponse, events: &mut EventFile) -> Result<()> {
-        let in_events = events.add(&point);
         let mut history = self.history.lock();
         let in_history = history.add(point.clone());
+        if matches!(in_history, Ok(false)) {
+            // An agent that reconnects sends its newest steps again.
+            return Ok(());
+        }
         // It is not an error if there is no follower.
-        let _ = self.live.send(point);
+        let _ = self.live.send(point.clone());
         drop(history);
-        in_events?;
-        Ok(in_history?)
+        events.add(&point)?;
+        in_history?;
+        Ok(())
     }
 
     fn flush(&self, events: &mut EventFile) -> Result<()> {

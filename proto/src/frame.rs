@@ -191,7 +191,8 @@ mod tests {
             RankPhase::Done { outcome: failed(), digest: "00".to_owned() },
         ];
         let ranks = (0..).map(Rank).zip(phases).collect();
-        let running = RunningRanks { generation: Generation(2), ranks, commit: Some(commit()) };
+        let (commit, steps) = (Some(commit()), vec![StepReport::default()]);
+        let running = RunningRanks { generation: Generation(2), ranks, commit, steps };
         let gpu = GpuStats { utilisation: Some(AWKWARD), ..GpuStats::default() };
         let host = HostStats { cpu: AWKWARD, ..HostStats::default() };
         let heartbeat = AgentHeartbeat {

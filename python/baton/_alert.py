@@ -37,6 +37,16 @@ _TRIES, _FIRST_WAIT = 5, 1.0
 _TIMEOUT_SECONDS = 20.0
 
 
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Takes a redirect as a failure: following one turns a POST into a GET, without the message."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirect)
+
+
 class Webhook:
     """Posts a JSON object: an event of the job with its `name` and `subject`; for Slack, its `text` alone."""
 
@@ -51,7 +61,7 @@ class Webhook:
         content = {"text": subject} if self._is_slack else {"name": job, "subject": subject, **event}
         body = json.dumps(content).encode()
         request = urllib.request.Request(self._url, body, {"Content-Type": "application/json"})
-        with urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS):
+        with _OPENER.open(request, timeout=_TIMEOUT_SECONDS):
             pass
 
 

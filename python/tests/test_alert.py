@@ -21,6 +21,11 @@ def web():
         def do_POST(self):
             self.server.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
             self.send_response(self.server.codes.pop(0) if self.server.codes else 200)
+            self.send_header("Location", "/elsewhere")
+            self.end_headers()
+
+        def do_GET(self):
+            self.send_response(200)
             self.end_headers()
 
         def log_message(self, *_):
@@ -97,6 +102,14 @@ def test_a_failure_is_tried_again_and_no_secret_is_printed(web, tmp_path, capsys
     assert send([event(2, "ended")]) == 1
     errors = capsys.readouterr().err
     assert "event 2: try 5 of 5 failed: HTTP 404" in errors and "secret" not in errors
+
+
+def test_a_redirect_is_a_failure_because_it_would_lose_the_message(web, tmp_path, capsys):
+    web.codes = [301, 302]
+    assert alert("digits", [event(1, "ended")], [Webhook(web.url)], tmp_path / "sent", sleep=lambda _: None) == 0
+    assert [one["id"] for one in web.got] == [1, 1, 1]
+    errors = capsys.readouterr().err
+    assert "try 1 of 5 failed: HTTP 301" in errors and "elsewhere" not in errors
 
 
 def test_an_e_mail_has_the_event(tmp_path):

@@ -86,6 +86,7 @@ enum Command {
 }
 
 fn main() -> ExitCode {
+    baton_console::signals::ignore_file_size_signal();
     let result = match Args::parse().command {
         Command::Agent(args) => agent::run(args),
         Command::Rank(args) => rank::run(&args).map(|()| Outcome::Completed),

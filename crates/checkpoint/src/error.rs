@@ -288,6 +288,9 @@ fn folder_remedy(problem: io::ErrorKind) -> Option<&'static str> {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             "free some disk space, or lower checkpoint.keep_last"
         }
+        io::ErrorKind::FileTooLarge => {
+            "allow larger files with `ulimit -f unlimited`, or set checkpoint.dir to another file system"
+        }
         io::ErrorKind::ReadOnlyFilesystem => {
             "mount the file system writable, or set checkpoint.dir to another folder"
         }

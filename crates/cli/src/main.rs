@@ -27,7 +27,7 @@ mod up;
 
 use std::process::ExitCode;
 
-use baton_console::{clean, failure, human, output};
+use baton_console::{clean, failure, human, output, signals};
 use baton_job::exit::Outcome;
 use clap::Parser;
 
@@ -35,6 +35,7 @@ use crate::failure::failed;
 
 fn main() -> ExitCode {
     let cli = commands::Cli::parse();
+    signals::ignore_file_size_signal();
     // On this thread only, because the kernel signals a child about its parent's death when the *thread* that started
     // the child ends.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();

@@ -952,3 +952,19 @@ fn output_that_cannot_be_written_is_an_error_and_a_closed_pipe_is_none() {
         run("exec {ended}> >(:); wait $!; ./baton recipe show good.toml >&$ended; echo $? >&2");
     assert_eq!(String::from_utf8(output.stderr).unwrap(), "0\n");
 }
+
+#[test]
+fn a_file_that_becomes_too_large_for_the_shells_limit_is_named() {
+    let test = TestFolder::new();
+    let output = Command::new("sh")
+        .args(["-c", "ulimit -f 100 && exec ./baton data synth signals --out data"])
+        .current_dir(test.0.path())
+        .output()
+        .unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{stderr}");
+    assert!(
+        stderr.starts_with("error: cannot write data/") && stderr.contains("File too large"),
+        "{stderr}"
+    );
+}

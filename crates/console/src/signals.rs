@@ -1,6 +1,13 @@
-//! Signals that this process was started to ignore.
+//! Signals that this process ignores, or was started to ignore.
 
-use std::fs;
+use std::{fs, sync::Arc};
+
+/// Makes a write beyond the limit of `ulimit -f` an error like any other. The signal of the kernel would end the process,
+/// without a word.
+pub fn ignore_file_size_signal() {
+    // Fails only for signals that may not be caught.
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGXFSZ, Arc::default());
+}
 
 /// Whether this process was started with a signal ignored, as `nohup` does with SIGHUP. Call it before the signal gets a
 /// handler.
@@ -21,6 +28,13 @@ fn ignored_in(status: &str, signal: i32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_write_beyond_the_limit_of_a_file_is_an_error() {
+        ignore_file_size_signal();
+        // Without the handler, this ends the process of the test.
+        signal_hook::low_level::raise(signal_hook::consts::SIGXFSZ).unwrap();
+    }
 
     #[test]
     fn ignored_signals_are_bits_of_a_mask() {

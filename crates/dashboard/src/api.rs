@@ -13,7 +13,7 @@ use axum::{
     },
     response::{Html, IntoResponse},
 };
-use baton_proto::v1::{self, job_service_server::JobService, stream_metrics_response::Metrics};
+use baton_proto::v1::{self, job_service_server::JobService};
 use baton_telemetry::{prometheus, report::RunReport};
 use futures::TryStreamExt;
 use serde::{Deserialize, Serialize};
@@ -32,8 +32,6 @@ type QueryResult<T> = Result<Query<T>, QueryRejection>;
 const DEFAULT_TAIL_LINES: u32 = 200;
 /// Header of a report: the `Last-Event-ID` with which a stream goes on where the report ends.
 const CURSOR_HEADER: HeaderName = HeaderName::from_static("baton-cursor");
-/// Most training steps in a report: the page shows no more.
-const MAX_REPORT_STEPS: usize = 4000;
 /// Most log lines in an answer.
 const MAX_TAIL_LINES: u32 = 10_000;
 
@@ -125,7 +123,7 @@ pub(crate) async fn recipe<S: JobService>(State(jobs): State<Arc<S>>) -> JsonRes
     Ok(Json(RecipeJson { name, hash, toml, recipe }))
 }
 
-/// The report of the job so far, as a page. Of many training steps, it has every nth.
+/// The report of the job so far, as a page.
 pub(crate) async fn report<S: JobService>(
     State(jobs): State<Arc<S>>,
 ) -> Result<impl IntoResponse, Refusal> {
@@ -140,7 +138,7 @@ pub(crate) async fn report<S: JobService>(
     let events: Vec<_> = events.try_collect().await?;
     cursor.event = events.last().map_or(0, |event| event.id);
     let report = RunReport {
-        points: thinned(points, MAX_REPORT_STEPS),
+        points,
         events,
         recipe_toml: recipe.toml,
         // The last, so that it is not older than a point.
@@ -153,49 +151,4 @@ pub(crate) async fn report<S: JobService>(
         (CURSOR_HEADER, cursor.to_string()),
     ];
     Ok((headers, Html(page)))
-}
-
-/// The points with at most so many training steps, the newest among them.
-fn thinned(
-    mut points: Vec<v1::StreamMetricsResponse>,
-    max_steps: usize,
-) -> Vec<v1::StreamMetricsResponse> {
-    let steps = points.iter().filter(|point| is_step(point)).count();
-    let stride = steps.div_ceil(max_steps).max(1);
-    let mut later_steps = steps;
-    points.retain(|point| {
-        if !is_step(point) {
-            return true;
-        }
-        later_steps -= 1;
-        later_steps.is_multiple_of(stride)
-    });
-    points
-}
-
-fn is_step(point: &v1::StreamMetricsResponse) -> bool {
-    matches!(point.metrics, Some(Metrics::Step(_)))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn of_too_many_steps_the_newest_and_every_nth_before_it_are_in_a_report() {
-        let point = |unix_millis, metrics| v1::StreamMetricsResponse {
-            unix_millis,
-            metrics: Some(metrics),
-            ..Default::default()
-        };
-        let begun = point(0, Metrics::BeganAt(0));
-        let steps = (1..=10).map(|millis| point(millis, Metrics::Step(v1::Step::default())));
-        let points: Vec<_> = [begun].into_iter().chain(steps).collect();
-        let kept = |max_steps| -> Vec<_> {
-            thinned(points.clone(), max_steps).iter().map(|point| point.unix_millis).collect()
-        };
-        assert_eq!(kept(4), [0, 1, 4, 7, 10]);
-        assert_eq!(kept(3), [0, 2, 6, 10]);
-        assert_eq!(kept(10).len(), points.len());
-    }
 }

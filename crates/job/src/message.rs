@@ -267,6 +267,9 @@ pub struct RunningRanks {
     pub ranks: Vec<(Rank, RankPhase)>,
     /// The last checkpoint that they committed.
     pub commit: Option<Commit>,
+    /// The newest updates that rank 0 reported, oldest first, if it runs here.
+    #[serde(default)]
+    pub steps: Vec<StepReport>,
 }
 
 impl RunningRanks {

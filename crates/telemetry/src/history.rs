@@ -95,7 +95,7 @@ impl History {
         })
     }
 
-    /// Adds a point. A step that is not later than the newest one is skipped.
+    /// Adds a point, and returns whether it is new: a step that is not later than the newest one is skipped.
     ///
     /// Steps are flushed to the file at most once a second, by their own times; all other points at once. The file is
     /// not synced to the disk: a crash of the machine loses a few points of a curve.
@@ -103,24 +103,26 @@ impl History {
     /// # Errors
     ///
     /// The file cannot be written. The point is in memory nevertheless.
-    pub fn add(&mut self, point: StreamMetricsResponse) -> Result<(), Error> {
+    pub fn add(&mut self, point: StreamMetricsResponse) -> Result<bool, Error> {
         let now = point.unix_millis;
         let is_step = matches!(point.metrics, Some(Metrics::Step(_)));
         let line = line(&point).map_err(Error::of("write to", &self.path))?;
         if !self.points.add(point) {
-            return Ok(());
+            return Ok(false);
         }
         if self.bytes + line.len() as u64 > self.rewrite_at {
-            return self.rewrite();
+            self.rewrite()?;
+            return Ok(true);
         }
         self.file.write_all(&line).map_err(Error::of("write to", &self.path))?;
         self.bytes += line.len() as u64;
         // The clock may have been set back.
         if is_step && now.abs_diff(self.flushed_unix_millis) < FLUSH_INTERVAL_MILLIS {
-            return Ok(());
+            return Ok(true);
         }
         self.flushed_unix_millis = now;
-        self.flush()
+        self.flush()?;
+        Ok(true)
     }
 
     /// Passes all points to the operating system.

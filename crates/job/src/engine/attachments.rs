@@ -81,6 +81,7 @@ impl Engine {
                 reports.extend(missing.into_iter().map(|rank| {
                     (rank, RankReport::Exited(exited_while_disconnected(rank, &node)))
                 }));
+                self.stepped_meanwhile(now, &node, held.steps);
                 if let Some(commit) = held.commit {
                     self.saved(now, commit);
                 }

@@ -289,7 +289,12 @@ fn send(number: u32, attachment: u64, directive: Directive) -> Action {
 
 fn running(generation: u64, ranks: &[(u32, RankPhase)]) -> Option<RunningRanks> {
     let ranks = ranks.iter().map(|(rank, phase)| (Rank(*rank), phase.clone())).collect();
-    Some(RunningRanks { generation: Generation(generation), ranks, commit: None })
+    Some(RunningRanks {
+        generation: Generation(generation),
+        ranks,
+        commit: None,
+        steps: Vec::new(),
+    })
 }
 
 fn replay(records: &[Record]) -> Engine {
@@ -887,6 +892,42 @@ fn a_commit_is_persisted() {
     let actions = report(&mut engine, at(10.0), 0, RankReport::Saved(commit(1, 50)));
 
     assert_eq!(actions, [Action::Persist(Record::Saved(commit(1, 50)))]);
+}
+
+#[test]
+fn steps_of_the_time_without_a_connection_are_recorded_once() {
+    let attach_with_steps = |engine: &mut Engine, steps: &[u64]| -> Vec<u64> {
+        let report = |step: &u64| StepReport { step: Step(*step), ..StepReport::default() };
+        let steps = steps.iter().map(report).collect();
+        let held = running(1, &[(0, RankPhase::Training)]).unwrap();
+        detach(engine, at(10.0), 0);
+        let running = Some(RunningRanks { steps, ..held });
+        let hello = Hello { node: node(0), slots: 1, running };
+        let actions = engine.drive(at(10.0), Event::Attached { attachment: Attachment(9), hello });
+        let step_of = |action: &Action| match action {
+            Action::AddPoint(MetricPoint::Step(report)) => Some(report.step.0),
+            _ => None,
+        };
+        actions.iter().filter_map(step_of).collect()
+    };
+    let mut engine = training(&[1]);
+    report(&mut engine, at(9.0), 0, stepped(3));
+
+    assert_eq!(attach_with_steps(&mut engine, &[2, 3, 4, 5]), [4, 5]);
+    assert_eq!(engine.status().latest.map(|latest| latest.step), Some(Step(5)));
+    assert_eq!(attach_with_steps(&mut engine, &[4, 5, u64::MAX]), [0; 0], "not a real step");
+}
+
+#[test]
+fn steps_of_a_node_without_rank_0_are_not_recorded() {
+    let mut engine = training(&[1, 1]);
+    detach(&mut engine, at(10.0), 1);
+    let steps = vec![StepReport { step: Step(9), ..StepReport::default() }];
+    let held = running(1, &[(1, RankPhase::Training)]).unwrap();
+
+    attach(&mut engine, at(10.0), 1, 1, Some(RunningRanks { steps, ..held }));
+
+    assert_eq!(engine.status().latest, None);
 }
 
 #[test]

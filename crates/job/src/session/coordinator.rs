@@ -56,7 +56,8 @@ impl Session {
         let ranks: Vec<_> =
             self.slots.iter().filter_map(|slot| slot.hello_entry(generation)).collect();
         let known = generation != Generation(0);
-        known.then(|| RunningRanks { generation, ranks, commit: self.commit.clone() })
+        let (commit, steps) = (self.commit.clone(), self.steps.to_vec());
+        known.then_some(RunningRanks { generation, ranks, commit, steps })
     }
 
     pub(super) fn handle_directive(&mut self, now: Time, directive: Directive) {
@@ -106,6 +107,7 @@ impl Session {
         if launch.generation > self.generation {
             self.generation = launch.generation;
             self.evaluations.clear();
+            self.steps.clear();
         }
         if launch.pause.number > self.pause.number {
             self.pause = launch.pause;

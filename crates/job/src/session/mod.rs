@@ -1,7 +1,7 @@
 //! An agent's decisions: which rank processes to start, reuse and stop, what to report, and when to exit.
 //!
-//! Ranks continue to train while the coordinator is away. The session keeps each rank's latest phase and reports it in
-//! the [`Hello`](crate::message::Hello) of the next connection. Stopping needs no coordinator either: the ranks agree
+//! Ranks continue to train while the coordinator is away. The session keeps each rank's latest phase, and the steps of
+//! that time, and reports them in the [`Hello`](crate::message::Hello) of the next connection. Stopping needs no coordinator either: the ranks agree
 //! on the step among themselves.
 //!
 //! [`Session::handle`] passes each event to `coordinator` (the connection and its directives), `ranks` (their
@@ -10,6 +10,7 @@
 mod coordinator;
 mod event;
 mod hang;
+mod kept_steps;
 mod leaving;
 mod policy;
 mod ranks;
@@ -19,12 +20,15 @@ mod tests;
 
 use std::{collections::VecDeque, time::Duration};
 
-use self::slot::{Process, Slot};
 pub use self::{
     event::{Action, Event},
     hang::RANK_HEARTBEAT_INTERVAL,
     policy::Policy,
     ranks::failure_of,
+};
+use self::{
+    kept_steps::KeptSteps,
+    slot::{Process, Slot},
 };
 use crate::{
     exit::Outcome,
@@ -76,6 +80,8 @@ pub struct Session {
     commit: Option<Commit>,
     /// Evaluations of this generation, sent again after a reconnect because the coordinator may have missed them.
     evaluations: VecDeque<AgentReport>,
+    /// Updates of this generation, for the next hello.
+    steps: KeptSteps,
     /// Warnings about GPUs that were not sent yet.
     warnings: Vec<String>,
     /// GPU errors that were reported recently.
@@ -111,6 +117,7 @@ impl Session {
             round_trip: None,
             commit: None,
             evaluations: VecDeque::new(),
+            steps: KeptSteps::default(),
             warnings: Vec::new(),
             recent_xids: xid::RecentXids::default(),
             departure: None,

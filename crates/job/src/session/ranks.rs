@@ -52,6 +52,9 @@ impl Session {
         if let RankReport::Saved(commit) = &message.report {
             self.commit = Some(commit.clone());
         }
+        if let RankReport::Stepped(report) = &message.report {
+            self.steps.add(report.clone(), self.connection == ConnectionState::Up);
+        }
         let has_started = matches!(message.report, RankReport::Started { .. });
         let is_evaluation = matches!(message.report, RankReport::Evaluated { .. });
         let report = AgentReport::Rank {

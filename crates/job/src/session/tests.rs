@@ -9,6 +9,7 @@ use crate::{
     message::{
         Activity, AgentHeartbeat, Directive, Hello, Launch, LoaderReport, RankCommand,
         RankHeartbeat, RankMessage, RankPhase, RankReport, Restore, RunningRanks, StateSource,
+        StepReport,
     },
 };
 use baton_recipe::{
@@ -225,7 +226,7 @@ fn hello(slots: u32, holding: Option<RunningRanks>) -> Action {
 
 fn running_ranks(ranks: &[(u32, RankPhase)]) -> Option<RunningRanks> {
     let ranks = ranks.iter().map(|(rank, phase)| (Rank(*rank), phase.clone())).collect();
-    Some(RunningRanks { generation: Generation(1), ranks, commit: None })
+    Some(RunningRanks { generation: Generation(1), ranks, commit: None, steps: Vec::new() })
 }
 
 fn forwarded(rank: u32, report: RankReport) -> Action {
@@ -241,6 +242,10 @@ fn evaluated(step: u64) -> RankReport {
         extent: Extent::Full,
         texts: Vec::new(),
     }
+}
+
+fn stepped(step: u64) -> RankReport {
+    RankReport::Stepped(StepReport { step: Step(step), ..StepReport::default() })
 }
 
 fn spawn(local: u32, incarnation: u64) -> Action {
@@ -655,6 +660,45 @@ fn evaluations_are_sent_again_after_a_reconnect() {
     session.handle(at(13.0), Event::Disconnected);
     let actions = session.handle(at(14.0), Event::Connected);
     assert_eq!(actions.len(), 1, "evaluations of an older generation are not sent: {actions:?}");
+}
+
+fn steps_in_next_hello(session: &mut Session, seconds: f64) -> Vec<u64> {
+    session.handle(at(seconds), Event::Disconnected);
+    let actions = session.handle(at(seconds + 1.0), Event::Connected);
+    let Some(Action::Send(AgentReport::Hello(hello))) = actions.first() else {
+        panic!("no hello: {actions:?}")
+    };
+    hello.running.iter().flat_map(|running| &running.steps).map(|step| step.step.0).collect()
+}
+
+#[test]
+fn steps_that_the_coordinator_may_have_missed_are_part_of_the_next_hello() {
+    let mut session = training(1);
+    reports(&mut session, at(9.0), 0, stepped(1));
+    session.handle(at(10.0), Event::Disconnected);
+    reports(&mut session, at(11.0), 0, stepped(2));
+
+    assert_eq!(steps_in_next_hello(&mut session, 12.0), [1, 2]);
+
+    session.handle(at(14.0), launched(2, 1));
+    assert_eq!(steps_in_next_hello(&mut session, 15.0), [0; 0], "those of an older generation");
+}
+
+#[test]
+fn of_many_steps_the_newest_are_sent_again_and_every_second_one_of_a_long_absence() {
+    let mut session = training(1);
+    for step in 1..=2_000 {
+        reports(&mut session, at(9.0), 0, stepped(step));
+    }
+    let recent: Vec<_> = (977..=2_000).collect();
+    assert_eq!(steps_in_next_hello(&mut session, 10.0), recent);
+
+    session.handle(at(12.0), Event::Disconnected);
+    for step in 2_001..=5_073 {
+        reports(&mut session, at(13.0), 0, stepped(step));
+    }
+    let every_second: Vec<_> = (977..=5_073).step_by(2).collect();
+    assert_eq!(steps_in_next_hello(&mut session, 14.0), every_second);
 }
 
 #[test]

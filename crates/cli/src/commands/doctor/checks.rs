@@ -16,6 +16,8 @@ pub(super) struct Facts {
     pub(super) has_avx2: Option<bool>,
     pub(super) folder: Folder,
     pub(super) open_files: Option<u64>,
+    /// Largest size of a file that may be written, bytes.
+    pub(super) file_bytes: Option<u64>,
     pub(super) unix_seconds: u64,
     /// When this program was installed.
     pub(super) installed_at: Option<u64>,
@@ -118,6 +120,7 @@ pub(super) fn checks(facts: &Facts) -> Vec<DoctorCheck> {
     }
     checks.push(folder(&facts.folder));
     checks.push(open_files(facts.open_files));
+    checks.extend(facts.file_bytes.map(file_size));
     checks.push(clock(facts));
     checks.push(port(&facts.listen));
     checks
@@ -301,6 +304,14 @@ fn open_files(limit: Option<u64>) -> DoctorCheck {
     }
 }
 
+fn file_size(limit: u64) -> DoctorCheck {
+    DoctorCheck::warning(
+        "file size",
+        format!("files of at most {} may be written", human::bytes(limit)),
+        "`ulimit -f unlimited` before `baton up`: a larger checkpoint cannot be saved",
+    )
+}
+
 fn clock(facts: &Facts) -> DoctorCheck {
     let now = human::utc(facts.unix_seconds);
     let day = 86_400;
@@ -364,6 +375,7 @@ mod tests {
                 trial: Ok(Trial { sync_seconds: 0.003, has_locks: true }),
             },
             open_files: Some(65_536),
+            file_bytes: None,
             unix_seconds: 1_800_000_000,
             installed_at: Some(1_790_000_000),
             listen: ("127.0.0.1:29600", None),
@@ -428,6 +440,8 @@ mod tests {
         assert!(only(&Facts { has_avx2: Some(false), ..good() }).contains("2 cores without AVX2"));
         assert!(only(&Facts { has_avx2: None, ..good() }).contains("not x86-64"));
         assert!(only(&Facts { open_files: Some(256), ..good() }).contains("ulimit -n"));
+        let limited = only(&Facts { file_bytes: Some(61_000_000), ..good() });
+        assert!(limited.contains("files of at most 61.0 MB") && limited.contains("ulimit -f"));
         let taken = Some("in use".to_owned());
         assert!(only(&Facts { listen: ("127.0.0.1:29600", taken), ..good() }).contains("--listen"));
     }

@@ -87,6 +87,7 @@ async fn facts(run_dir: &Path) -> Facts {
         has_avx2: has_avx2(),
         folder: folder(run_dir),
         open_files: getrlimit(Resource::Nofile).current,
+        file_bytes: getrlimit(Resource::Fsize).current,
         unix_seconds: seconds(SystemTime::now()),
         installed_at: this.and_then(|program| program.modified()).ok().map(seconds),
         listen: (
