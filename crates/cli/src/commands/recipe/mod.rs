@@ -2,7 +2,9 @@
 
 mod check;
 pub(crate) mod diff;
+mod ffcv;
 mod get;
+mod import;
 mod show;
 mod summary;
 
@@ -20,13 +22,14 @@ use baton_text::Tokenizer;
 use clap::Subcommand;
 use serde::Serialize;
 
-/// Show, check and compare recipes
+/// Show, check, compare and import recipes
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Show(show::Args),
     Check(check::Args),
     Diff(diff::Args),
     Get(get::Args),
+    Import(import::Args),
 }
 
 /// Runs the command and returns its exit code if it succeeded.
@@ -36,6 +39,7 @@ pub(super) async fn run(command: &Command) -> Result<u8, Failure> {
         Command::Check(args) => check::run(args).map(|()| OK),
         Command::Diff(args) => diff::run(args),
         Command::Get(args) => get::run(args).await.map(|()| OK),
+        Command::Import(args) => import::run(args).map(|()| OK),
     }
 }
 
