@@ -5,7 +5,8 @@
 //! **Folders.** A file is written under a temporary name, fsynced, and renamed (or hard-linked, if it must
 //! not replace an existing file); then its folder is fsynced. On EBS and local disks the file then survives a
 //! machine failure; on FSx for Lustre and NFS it has reached the servers, which also rename atomically. NFS
-//! clients cache folder listings; see module `fence` for the consequences. The file system must support hard links.
+//! clients cache folder listings; see module `fence` for the consequences. Without hard links, as on Google Drive, an
+//! exclusively created empty file claims the name, and is then replaced.
 //!
 //! **Buckets.** S3, or a server with the S3 protocol that supports `If-None-Match: *` on uploads. Uploads are
 //! atomic and durable once the server has acknowledged them. Multipart uploads that a killed process left

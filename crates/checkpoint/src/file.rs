@@ -1,6 +1,9 @@
 //! Operations on a single file of the store, in a folder or a bucket.
 
-use std::{fs, io};
+use std::{
+    fs, io, thread,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt, future::ready};
@@ -15,6 +18,9 @@ use crate::{
     transfer::{upload, whole},
 };
 
+/// Time after which a claim of a name is one that a crash has left, see [`folder::create_by_claim`].
+const CLAIM_TIMEOUT: Duration = Duration::from_secs(5);
+const CLAIM_POLL: Duration = Duration::from_millis(20);
 /// Number of attempts for operations that the object store's client does not retry by itself.
 const ATTEMPTS: u32 = 4;
 
@@ -69,6 +75,11 @@ impl Store {
         payload: PutPayload,
         mode: PutMode,
     ) -> Result<(), Error> {
+        if let (PutMode::Create, Some(folder), false) = (&mode, &self.folder, self.has_links) {
+            let created = folder::create_by_claim(&folder.join(file), &Bytes::from(payload));
+            return created
+                .map_err(|error| self.failed("write", file, to_storage_error(file, error)));
+        }
         let path = Path::from(file);
         let written = self.wait(async {
             match mode {
@@ -111,13 +122,21 @@ impl Store {
     /// same bytes counts as created, because the response to an earlier successful attempt may have been lost.
     pub(crate) fn create(&self, file: &str, bytes: &[u8]) -> Result<Option<Bytes>, Error> {
         let payload = Bytes::copy_from_slice(bytes);
-        let mut attempt = 1;
+        let (mut attempt, begin) = (1, Instant::now());
         loop {
             let Err(error) = self.write(file, payload.clone().into(), PutMode::Create) else {
                 return Ok(None);
             };
             match self.read(file, MAX_BYTES) {
                 Ok(Some(existing)) if existing == payload => return Ok(None),
+                // Somebody is creating it.
+                Ok(Some(existing))
+                    if existing.is_empty()
+                        && !self.has_links
+                        && begin.elapsed() < CLAIM_TIMEOUT =>
+                {
+                    thread::sleep(CLAIM_POLL);
+                }
                 Ok(Some(existing)) => return Ok(Some(existing)),
                 Ok(None) if attempt < ATTEMPTS && may_be_repeated(&error) => attempt += 1,
                 _ => return Err(error),

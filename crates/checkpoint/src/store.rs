@@ -31,6 +31,8 @@ pub struct Store {
     location: String,
     /// Path of the folder; `None` for a bucket.
     pub(crate) folder: Option<PathBuf>,
+    /// Whether a folder's file system has hard links, by which a file is created only if it does not exist.
+    pub(crate) has_links: bool,
     pub(crate) objects: Arc<dyn ObjectStore>,
     pub(crate) blocking: Blocking,
 }
@@ -117,8 +119,9 @@ impl Store {
             Location::Folder(folder) => {
                 let path = path::Path::new(folder);
                 let prepared = folder::create(path).and_then(|()| folder::probe(path));
-                prepared.map_err(|error| Error::unusable_folder(location, &error))?;
-                Self::in_folder(location)
+                let has_links =
+                    prepared.map_err(|error| Error::unusable_folder(location, &error))?;
+                Ok(Self { has_links, ..Self::in_folder(location)? })
             }
         }
     }
@@ -173,6 +176,15 @@ impl Store {
         Ok(Self { folder: Some(PathBuf::from(location)), ..store })
     }
 
+    /// Like [`Store::open`] for a folder whose file system has no hard links, for tests.
+    ///
+    /// # Errors
+    /// As for [`Store::open`].
+    #[doc(hidden)]
+    pub fn open_without_links(folder: &str) -> Result<Self, Error> {
+        Ok(Self { has_links: false, ..Self::open(folder)? })
+    }
+
     /// A store in memory, for tests.
     ///
     /// # Errors
@@ -190,7 +202,8 @@ impl Store {
         let blocking = Blocking::new("checkpoint-io", 1).map_err(|error| {
             Error::unusable(location, error, "raise this user's limit of processes (ulimit -u)")
         })?;
-        Ok(Self { location: location.to_owned(), folder: None, objects, blocking })
+        let location = location.to_owned();
+        Ok(Self { location, folder: None, has_links: true, objects, blocking })
     }
 
     /// The folder, or `s3://bucket/prefix`.

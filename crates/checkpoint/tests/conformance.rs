@@ -16,6 +16,8 @@ use tempfile::TempDir;
 fn on_every_store(test: fn(&Store)) {
     let folder = TempDir::new().unwrap();
     test(&Store::open(folder.path().to_str().unwrap()).unwrap());
+    let folder = TempDir::new().unwrap();
+    test(&Store::open_without_links(folder.path().to_str().unwrap()).unwrap());
     test(&Store::memory().unwrap());
     let server = Server::start();
     test(&server.store(&server.access()));

@@ -205,7 +205,9 @@ fn last_error_in(text: &str) -> Option<String> {
     text.lines().rev().find_map(|line| {
         match line.split_once("error while loading shared libraries: ") {
             Some((_, library)) => {
-                Some(format!("{library}: run `make setup`, or set LD_LIBRARY_PATH"))
+                Some(format!(
+                    "{library}: `pip install torch==2.11.0` (in a checkout, `make setup`), or set LD_LIBRARY_PATH"
+                ))
             }
             None => line.strip_prefix("error: ").map(str::to_owned),
         }
@@ -263,7 +265,10 @@ mod tests {
             "baton-worker: error while loading shared libraries: libtorch_cpu.so: cannot open";
         assert_eq!(
             last_error_in(unloaded).as_deref(),
-            Some("libtorch_cpu.so: cannot open: run `make setup`, or set LD_LIBRARY_PATH")
+            Some(
+                "libtorch_cpu.so: cannot open: `pip install torch==2.11.0` (in a checkout, `make setup`), or set \
+                 LD_LIBRARY_PATH"
+            )
         );
         let log = "INFO serving\nerror: first\nWARN no error: here\nerror: second\nINFO bye\n";
         assert_eq!(last_error_in(log).as_deref(), Some("second"));

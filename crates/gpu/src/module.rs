@@ -54,8 +54,8 @@ pub fn compile(source: &CStr, architecture: Architecture) -> Result<Vec<u8>, Err
     if !unsafe { nvrtc_sys::is_culib_present() } {
         return Err(Error::LibraryMissing {
             library: "libnvrtc.so",
-            remedy: "it comes with PyTorch (PyPI's nvidia-cuda-nvrtc): run `make setup`, or set \
-                     precision.fused = false",
+            remedy: "it comes with PyTorch's CUDA wheel: `pip install torch==2.11.0` (in a checkout, \
+                     `make setup`), or set precision.fused = false",
         });
     }
     open_builtins();

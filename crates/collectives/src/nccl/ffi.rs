@@ -79,8 +79,8 @@ fn require() -> Result<(), Error> {
     }
     Err(Error::LibraryMissing {
         library: "libnccl.so",
-        remedy: "run `make setup` on the GPU machine, or put a symlink libnccl.so -> libnccl.so.2 \
-                 on LD_LIBRARY_PATH",
+        remedy: "install PyTorch's CUDA wheel, which brings it (`pip install torch==2.11.0`; in a checkout, \
+                 `make setup`), or put a symlink libnccl.so -> libnccl.so.2 on LD_LIBRARY_PATH",
     })
 }
 

@@ -89,7 +89,7 @@ impl NcclCollective {
             return Err(Error::Unsupported {
                 operation: operation::CONNECT,
                 what: "this libnccl.so is older than 2.14 and would block for ever on a lost peer",
-                remedy: "install the NCCL of the libtorch wheel, see `make setup`",
+                remedy: "install the NCCL of PyTorch's wheel: `pip install torch==2.11.0`; in a checkout, `make setup`",
             });
         }
         let gpu = Device::open(device)?;

@@ -18,7 +18,7 @@ fn alone() -> Box<dyn Collective> {
 fn assert_missing<T>(result: Result<T, Error>) {
     let Err(error) = result else { panic!("a missing library must be an error") };
     assert!(matches!(error, Error::LibraryMissing { library: "libnccl.so", .. }), "{error}");
-    assert!(error.to_string().contains("`make setup`"), "{error}");
+    assert!(error.to_string().contains("`pip install torch==2.11.0`"), "{error}");
 }
 
 #[test]

@@ -61,12 +61,13 @@ pub(super) async fn run(args: Args) -> Result<u8, Failure> {
     }
     let status = command.kill_on_drop(true).status().await;
     let status = status.map_err(|error| {
-        failed(format!("cannot start baton-worker: {error}; build it with `make build`"))
+        failed(format!("cannot start baton-worker: {error}; `baton doctor` finds out why"))
     })?;
     match status.code() {
-        Some(LIBRARY_MISSING) => {
-            Err(failed("baton-worker cannot find its libraries (named above): run `make setup`"))
-        }
+        Some(LIBRARY_MISSING) => Err(failed(
+            "baton-worker cannot find its libraries (named above): `pip install torch==2.11.0`; in a checkout, \
+                 `make setup`",
+        )),
         // baton-worker has printed the error.
         Some(code) => Ok(u8::try_from(code).unwrap_or(FAILED)),
         None => {
