@@ -2,7 +2,7 @@
 # Checks all of deploy/ on one machine, without a cloud, a cluster or a container engine. Run by `make deploy-check`.
 #
 #   scripts/deploy/check.sh PROGRAMS [NAME...]     some of: shell aws-template aws aws-several systemd container
-#                                                  kubernetes breakages slurm skypilot runbook
+#                                                  kubernetes breakages slurm skypilot drive runbook
 #
 # Checks that wait more than they compute run in parallel. One that cannot run here prints the reason, exits with 77,
 # and is counted as skipped. This is a failure for a check that every machine can run, or if no check ran at all.
@@ -27,12 +27,13 @@ declare -A commands=(
     [breakages]="nice -n 10 $python scripts/deploy/kubernetes.py --self-test $programs"
     [slurm]="scripts/deploy/slurm.py $programs"
     [skypilot]="nice -n 5 $python scripts/deploy/skypilot.py $programs"
+    [drive]="nice -n 5 $python scripts/deploy/drive.py $programs"
     [runbook]="nice -n 10 $python scripts/deploy/runbook.py $programs"
 )
-# They need root and a kernel that lets them create namespaces, which not every machine gives.
-readonly may_skip=" aws aws-several container slurm skypilot "
+# They need root, or a kernel that lets them create namespaces or mount FUSE, which not every machine gives.
+readonly may_skip=" aws aws-several container slurm skypilot drive "
 # Rows run in parallel, the checks of a row one after the other. The first row takes longest and has priority.
-rows=("aws" "systemd aws-template shell breakages aws-several" "slurm kubernetes skypilot runbook container")
+rows=("aws" "systemd aws-template shell breakages aws-several" "slurm kubernetes skypilot drive runbook container")
 if [ $# -gt 0 ]; then
     for name in "$@"; do
         [ -n "${commands[$name]:-}" ] || { echo "deploy-check: unknown check $name; known: ${!commands[*]}" >&2 && exit 2; }

@@ -9,7 +9,7 @@ say() { printf 'deploy-check: %s\n' "$*"; }
 # PROGRAM:PACKAGE
 missing=()
 for pair in systemd-nspawn:systemd-container systemd-analyze:systemd curl:curl ip:iproute2 ps:procps mkfs.ext4:e2fsprogs \
-    losetup:mount buildah:buildah debootstrap:debootstrap slurmctld:slurm-wlm munged:munge; do
+    losetup:mount buildah:buildah debootstrap:debootstrap fusermount3:fuse3 slurmctld:slurm-wlm munged:munge; do
     # Daemons are in folders that may not be on a user's PATH.
     PATH=$PATH:/usr/sbin:/sbin command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
 done
