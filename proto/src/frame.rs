@@ -192,7 +192,8 @@ mod tests {
         ];
         let ranks = (0..).map(Rank).zip(phases).collect();
         let (commit, steps) = (Some(commit()), vec![StepReport::default()]);
-        let running = RunningRanks { generation: Generation(2), ranks, commit, steps };
+        let evaluations = Vec::new();
+        let running = RunningRanks { generation: Generation(2), ranks, commit, steps, evaluations };
         let gpu = GpuStats { utilisation: Some(AWKWARD), ..GpuStats::default() };
         let host = HostStats { cpu: AWKWARD, ..HostStats::default() };
         let heartbeat = AgentHeartbeat {

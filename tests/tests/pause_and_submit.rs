@@ -169,6 +169,31 @@ async fn with_log_every_all_multiples_of_it_are_in_the_metrics_and_no_other_step
 }
 
 #[tokio::test]
+async fn the_last_evaluation_of_a_job_that_completes_without_a_coordinator_is_in_its_metrics() {
+    let mut cluster = Cluster::of_epochs(60).set("train.log_every=1");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 1);
+    cluster.events().await.next_of(Kind::Saved).await;
+    let address = cluster.same_address();
+    cluster.kill_coordinator().await;
+    let ranks_end = async || cluster.rank_pids(0).is_empty().then_some(());
+    cluster.until("the ranks have ended", ranks_end).await;
+    cluster.start_coordinator(&address.each_ref().map(String::as_str)).await;
+    let (coordinator, agents) = cluster.finish().await;
+    assert!(coordinator.success() && agents[0].success(), "{}", cluster.log("coordinator"));
+
+    let metrics = fs::read_to_string(cluster.run_dir().join("metrics.jsonl")).unwrap();
+    let points =
+        metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let last = |kind: &str| {
+        let steps = points.clone().filter_map(|point| point[kind]["step"].as_u64());
+        steps.last()
+    };
+    let all_steps = Some(60 * 22);
+    assert_eq!((last("step"), last("evaluation")), (all_steps, all_steps), "{metrics}");
+}
+
+#[tokio::test]
 async fn metrics_survive_a_restart_and_are_written_for_tensorboard_and_the_report() {
     let mut cluster = Cluster::endless().set("train.log_every=20");
     cluster.start_coordinator(&[]).await;

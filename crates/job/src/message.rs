@@ -259,7 +259,7 @@ pub struct Hello {
 }
 
 /// The ranks that an agent runs, sent on reconnect because the coordinator may have missed reports about them.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RunningRanks {
     /// Their generation.
     pub generation: Generation,
@@ -270,6 +270,9 @@ pub struct RunningRanks {
     /// The newest updates that rank 0 reported, oldest first, if it runs here.
     #[serde(default)]
     pub steps: Vec<StepReport>,
+    /// Its newest evaluations ([`RankReport::Evaluated`]), oldest first; only the last one with its texts.
+    #[serde(default)]
+    pub evaluations: Vec<RankReport>,
 }
 
 impl RunningRanks {

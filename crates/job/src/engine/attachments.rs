@@ -81,7 +81,7 @@ impl Engine {
                 reports.extend(missing.into_iter().map(|rank| {
                     (rank, RankReport::Exited(exited_while_disconnected(rank, &node)))
                 }));
-                self.stepped_meanwhile(now, &node, held.steps);
+                self.reported_meanwhile(now, &node, held.steps, held.evaluations);
                 if let Some(commit) = held.commit {
                     self.saved(now, commit);
                 }

@@ -201,19 +201,26 @@ impl Engine {
         self.actions.extend(self.accounting.persist_if_due(now));
     }
 
-    /// Handles updates that were made while the node of rank 0 had no connection. It sends the last ones before that too.
-    pub(super) fn stepped_meanwhile(&mut self, now: Time, node: &NodeId, steps: Vec<StepReport>) {
+    /// Handles updates and evaluations of the time without a connection to the node of rank 0. It sends the last ones
+    /// before that too.
+    pub(super) fn reported_meanwhile(
+        &mut self,
+        now: Time,
+        node: &NodeId,
+        steps: Vec<StepReport>,
+        evaluations: Vec<RankReport>,
+    ) {
         if !self.lifecycle.world().is_some_and(|world| world.runs(node, Rank(0))) {
             return;
         }
-        for report in steps {
-            // After a rollback, the latest one is later than what training has reached. A coordinator that restarted
-            // knows none.
-            let known =
-                self.results.latest.as_ref().map(|last| last.step.min(self.results.reached));
-            let is_new = known.is_none_or(|known| report.step > known);
-            let report = RankReport::Stepped(report);
-            if is_new && is_plausible(&report) {
+        // After a rollback, the latest one is later than what training has reached. A coordinator that restarted knows
+        // none.
+        let known = self.results.latest.as_ref().map(|last| last.step.min(self.results.reached));
+        let new_steps = steps.into_iter().filter(|report| known.is_none_or(|it| report.step > it));
+        let is_evaluation = |report: &RankReport| matches!(report, RankReport::Evaluated { .. });
+        let evaluations = evaluations.into_iter().filter(is_evaluation);
+        for report in new_steps.map(RankReport::Stepped).chain(evaluations) {
+            if is_plausible(&report) {
                 self.rank_reported(now, Rank(0), report);
             }
         }

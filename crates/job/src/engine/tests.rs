@@ -289,12 +289,7 @@ fn send(number: u32, attachment: u64, directive: Directive) -> Action {
 
 fn running(generation: u64, ranks: &[(u32, RankPhase)]) -> Option<RunningRanks> {
     let ranks = ranks.iter().map(|(rank, phase)| (Rank(*rank), phase.clone())).collect();
-    Some(RunningRanks {
-        generation: Generation(generation),
-        ranks,
-        commit: None,
-        steps: Vec::new(),
-    })
+    Some(RunningRanks { generation: Generation(generation), ranks, ..RunningRanks::default() })
 }
 
 fn replay(records: &[Record]) -> Engine {
@@ -916,6 +911,28 @@ fn steps_of_the_time_without_a_connection_are_recorded_once() {
     assert_eq!(attach_with_steps(&mut engine, &[2, 3, 4, 5]), [4, 5]);
     assert_eq!(engine.status().latest.map(|latest| latest.step), Some(Step(5)));
     assert_eq!(attach_with_steps(&mut engine, &[4, 5, u64::MAX]), [0; 0], "not a real step");
+}
+
+#[test]
+fn an_evaluation_is_recorded_although_the_job_completed_without_the_coordinator() {
+    let mut engine = training(&[1]);
+    detach(&mut engine, at(10.0), 0);
+    let phase = RankPhase::Done { outcome: Outcome::Completed, digest: "d".to_owned() };
+    let evaluation = RankReport::Evaluated {
+        step: Step(44),
+        epoch: baton_recipe::Epoch(2),
+        accuracy: Accuracy::default(),
+        ema: None,
+        extent: baton_recipe::progress::Extent::Full,
+        texts: Vec::new(),
+    };
+    let held = running(1, &[(0, phase)]).unwrap();
+    let evaluations = vec![evaluation, RankReport::Met];
+
+    attach(&mut engine, at(20.0), 0, 1, Some(RunningRanks { evaluations, ..held }));
+
+    assert_eq!(engine.status().outcome, Some(Outcome::Completed));
+    assert_eq!(engine.status().evaluation.map(|evaluation| evaluation.step), Some(Step(44)));
 }
 
 #[test]

@@ -29,9 +29,6 @@ impl Session {
             running: self.running_ranks(),
         };
         self.actions.push(Action::Send(AgentReport::Hello(hello)));
-        // The coordinator ignores evaluations that it has received before.
-        let evaluations = self.evaluations.iter().cloned().map(Action::Send);
-        self.actions.extend(evaluations);
         for message in std::mem::take(&mut self.warnings) {
             self.warn(message);
         }
@@ -57,7 +54,8 @@ impl Session {
             self.slots.iter().filter_map(|slot| slot.hello_entry(generation)).collect();
         let known = generation != Generation(0);
         let (commit, steps) = (self.commit.clone(), self.steps.to_vec());
-        known.then_some(RunningRanks { generation, ranks, commit, steps })
+        let evaluations = self.evaluations.iter().cloned().collect();
+        known.then_some(RunningRanks { generation, ranks, commit, steps, evaluations })
     }
 
     pub(super) fn handle_directive(&mut self, now: Time, directive: Directive) {

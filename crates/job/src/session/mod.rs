@@ -1,7 +1,7 @@
 //! An agent's decisions: which rank processes to start, reuse and stop, what to report, and when to exit.
 //!
-//! Ranks continue to train while the coordinator is away. The session keeps each rank's latest phase, and the steps of
-//! that time, and reports them in the [`Hello`](crate::message::Hello) of the next connection. Stopping needs no coordinator either: the ranks agree
+//! Ranks continue to train while the coordinator is away. The session keeps each rank's latest phase, and the steps and
+//! evaluations of that time, and reports them in the [`Hello`](crate::message::Hello) of the next connection. Stopping needs no coordinator either: the ranks agree
 //! on the step among themselves.
 //!
 //! [`Session::handle`] passes each event to `coordinator` (the connection and its directives), `ranks` (their
@@ -34,7 +34,7 @@ use crate::{
     exit::Outcome,
     gpu::xid,
     ids::{Generation, LocalRank, NodeId},
-    message::{AgentReport, Commit, PauseState},
+    message::{Commit, PauseState, RankReport},
     time::Time,
 };
 
@@ -78,9 +78,9 @@ pub struct Session {
     /// Time from the last answered heartbeat to its answer.
     round_trip: Option<Duration>,
     commit: Option<Commit>,
-    /// Evaluations of this generation, sent again after a reconnect because the coordinator may have missed them.
-    evaluations: VecDeque<AgentReport>,
-    /// Updates of this generation, for the next hello.
+    /// Evaluations of this generation, for the next hello: the coordinator may have missed them.
+    evaluations: VecDeque<RankReport>,
+    /// Updates of this generation, for the same reason.
     steps: KeptSteps,
     /// Warnings about GPUs that were not sent yet.
     warnings: Vec<String>,

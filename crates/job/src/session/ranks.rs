@@ -13,7 +13,7 @@ use crate::{
     time::Time,
 };
 
-/// Most evaluations that are sent again after a reconnect.
+/// Most evaluations that are part of a hello.
 const MAX_KEPT_EVALUATIONS: usize = 256;
 
 /// Most warnings about GPUs that are kept while the coordinator is away. The oldest are kept, because later ones are
@@ -52,25 +52,33 @@ impl Session {
         if let RankReport::Saved(commit) = &message.report {
             self.commit = Some(commit.clone());
         }
-        if let RankReport::Stepped(report) = &message.report {
-            self.steps.add(report.clone(), self.connection == ConnectionState::Up);
+        match &message.report {
+            RankReport::Stepped(report) => {
+                self.steps.add(report.clone(), self.connection == ConnectionState::Up);
+            }
+            RankReport::Evaluated { .. } => self.keep_evaluation(message.report.clone()),
+            _ => {}
         }
         let has_started = matches!(message.report, RankReport::Started { .. });
-        let is_evaluation = matches!(message.report, RankReport::Evaluated { .. });
         let report = AgentReport::Rank {
             generation: assignment.generation,
             rank: assignment.rank,
             report: message.report,
         };
-        if is_evaluation {
-            self.evaluations.push_back(report.clone());
-            if self.evaluations.len() > MAX_KEPT_EVALUATIONS {
-                self.evaluations.pop_front();
-            }
-        }
         self.report(report);
         if has_started {
             self.keep_spare();
+        }
+    }
+
+    fn keep_evaluation(&mut self, evaluation: RankReport) {
+        // Texts are long, and only those of the newest evaluation are shown.
+        if let Some(RankReport::Evaluated { texts, .. }) = self.evaluations.back_mut() {
+            texts.clear();
+        }
+        self.evaluations.push_back(evaluation);
+        if self.evaluations.len() > MAX_KEPT_EVALUATIONS {
+            self.evaluations.pop_front();
         }
     }
 

@@ -7,9 +7,9 @@ use crate::{
     ids::{Incarnation, Rank},
     mesh_secret::MeshSecret,
     message::{
-        Activity, AgentHeartbeat, Directive, Hello, Launch, LoaderReport, RankCommand,
-        RankHeartbeat, RankMessage, RankPhase, RankReport, Restore, RunningRanks, StateSource,
-        StepReport,
+        Activity, AgentHeartbeat, AgentReport, Directive, GeneratedText, Hello, Launch,
+        LoaderReport, RankCommand, RankHeartbeat, RankMessage, RankPhase, RankReport, Restore,
+        RunningRanks, StateSource, StepReport,
     },
 };
 use baton_recipe::{
@@ -226,7 +226,7 @@ fn hello(slots: u32, holding: Option<RunningRanks>) -> Action {
 
 fn running_ranks(ranks: &[(u32, RankPhase)]) -> Option<RunningRanks> {
     let ranks = ranks.iter().map(|(rank, phase)| (Rank(*rank), phase.clone())).collect();
-    Some(RunningRanks { generation: Generation(1), ranks, commit: None, steps: Vec::new() })
+    Some(RunningRanks { generation: Generation(1), ranks, ..RunningRanks::default() })
 }
 
 fn forwarded(rank: u32, report: RankReport) -> Action {
@@ -643,7 +643,7 @@ fn divergence_while_the_coordinator_is_away_is_reported_in_the_next_hello() {
 }
 
 #[test]
-fn evaluations_are_sent_again_after_a_reconnect() {
+fn evaluations_are_part_of_the_next_hello() {
     let mut session = training(1);
     assert_eq!(reports(&mut session, at(9.0), 0, evaluated(10)), [forwarded(0, evaluated(10))]);
     session.handle(at(10.0), Event::Disconnected);
@@ -653,22 +653,24 @@ fn evaluations_are_sent_again_after_a_reconnect() {
     let actions = session.handle(at(12.0), Event::Connected);
 
     // The first one may have been lost with the connection.
-    let expected = [forwarded(0, evaluated(10)), forwarded(0, evaluated(20))];
-    assert!(matches!(&actions[..1], [Action::Send(AgentReport::Hello(_))]));
-    assert_eq!(actions[1..], expected);
+    let running = running_ranks(&[(0, RankPhase::Training)]);
+    let evaluations = vec![evaluated(10), evaluated(20)];
+    assert_eq!(actions, [hello(1, running.map(|ranks| RunningRanks { evaluations, ..ranks }))]);
     session.handle(at(12.0), launched(2, 1));
-    session.handle(at(13.0), Event::Disconnected);
-    let actions = session.handle(at(14.0), Event::Connected);
-    assert_eq!(actions.len(), 1, "evaluations of an older generation are not sent: {actions:?}");
+    assert_eq!(hello_after(&mut session, 13.0).evaluations, [], "those of an older generation");
+}
+
+fn hello_after(session: &mut Session, seconds: f64) -> RunningRanks {
+    session.handle(at(seconds), Event::Disconnected);
+    let actions = session.handle(at(seconds + 1.0), Event::Connected);
+    let Some(Action::Send(AgentReport::Hello(hello))) = actions.into_iter().next() else {
+        panic!("no hello")
+    };
+    hello.running.unwrap()
 }
 
 fn steps_in_next_hello(session: &mut Session, seconds: f64) -> Vec<u64> {
-    session.handle(at(seconds), Event::Disconnected);
-    let actions = session.handle(at(seconds + 1.0), Event::Connected);
-    let Some(Action::Send(AgentReport::Hello(hello))) = actions.first() else {
-        panic!("no hello: {actions:?}")
-    };
-    hello.running.iter().flat_map(|running| &running.steps).map(|step| step.step.0).collect()
+    hello_after(session, seconds).steps.iter().map(|step| step.step.0).collect()
 }
 
 #[test]
@@ -1106,17 +1108,24 @@ fn warnings_about_gpus_are_kept_until_the_coordinator_is_connected() {
 // ---- limits ----
 
 #[test]
-fn only_the_newest_evaluations_are_sent_again() {
+fn only_the_newest_evaluations_are_kept_and_only_the_last_one_with_its_texts() {
+    let text = GeneratedText { text: "def add(a, b):".to_owned(), ..GeneratedText::default() };
+    let with_text = |step| {
+        let mut report = evaluated(step);
+        if let RankReport::Evaluated { texts, .. } = &mut report {
+            texts.push(text.clone());
+        }
+        report
+    };
     let mut session = training(1);
     for step in 0..258 {
-        reports(&mut session, at(9.0), 0, evaluated(step));
+        reports(&mut session, at(9.0), 0, with_text(step));
     }
-    session.handle(at(10.0), Event::Disconnected);
 
-    let actions = session.handle(at(12.0), Event::Connected);
+    let kept = hello_after(&mut session, 10.0).evaluations;
 
-    let again: Vec<Action> = (2..258).map(|step| forwarded(0, evaluated(step))).collect();
-    assert_eq!(actions[1..], again);
+    let expected: Vec<_> = (2..257).map(evaluated).chain([with_text(257)]).collect();
+    assert_eq!(kept, expected);
 }
 
 #[test]
