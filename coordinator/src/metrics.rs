@@ -22,8 +22,8 @@ use tracing::warn;
 
 use crate::clock::unix_millis;
 
-/// Points that a slow follower may fall behind before it has to call again.
-const FOLLOW_BUFFER: usize = 1_024;
+/// Points that a slow follower may fall behind before it has to call again. An agent may bring 4,096 at once.
+const FOLLOW_BUFFER: usize = 8_192;
 /// Longest wait for the files to be written.
 const FINISH_TIMEOUT: Duration = Duration::from_secs(5);
 /// Longest time before a point is flushed to the files.

@@ -11,7 +11,7 @@ use crate::v1;
 /// Version that must be equal on both sides. Increase the protocol number with every change of these messages, and the
 /// numerics number with every change that changes a bit of a result: builds between two releases have the same package
 /// version.
-const PROTOCOL_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (protocol 4, numerics 2)");
+const PROTOCOL_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (protocol 5, numerics 2)");
 
 impl v1::Frame {
     /// A frame with a message of a coordinator.

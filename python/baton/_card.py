@@ -24,6 +24,8 @@ from typing import Any
 _TIMEOUT_SECONDS = 15.0
 _RETRY_SECONDS = 1.0
 _NEWS_SECONDS = 1.0
+# The saved notebook, and a page that is loaded again, have the report of this time, and not the news since then.
+_REDRAW_SECONDS = 600.0
 # How long the end of a job may take to appear.
 _SETTLE_SECONDS = 10.0
 _FRAME_HEIGHT = 640
@@ -32,11 +34,14 @@ _FRAME_HEIGHT = 640
 _SCRIPT = """
 (() => {
   const cards = (window.batonCards ??= {});
+  delete cards[OLD];
   const frameOf = () => document.getElementById(ID)?.contentWindow;
   if (!cards[ID]) {
     cards[ID] = { status: null, points: [], events: [], lost: null };
     window.addEventListener("message", ({ source, data }) => {
-      if (data === "baton-report" && source === frameOf()) source.postMessage(cards[ID], "*");
+      if (data === "baton-report" && source === frameOf() && cards[ID]) {
+        source.postMessage({ ...cards[ID], isAll: true }, "*");
+      }
     });
   }
   const [all, news] = [cards[ID], NEWS];
@@ -109,7 +114,8 @@ class _Card:
         self._text = text
         self._display = display
         self._handles: tuple[Any, Any] | None = None
-        self._frame_id = ""
+        self._frame_id, self._old_frame_id = "", ""
+        self._drawn_at = 0.0
         self._cursor: str | None = None
         self._is_left = threading.Event()
         self._thread = threading.Thread(target=self._follow, name=f"card of {run_dir}", daemon=True)
@@ -128,6 +134,8 @@ class _Card:
     def draw(self, page: str, cursor: str | None) -> None:
         """Shows a report, from which the news at `cursor` go on."""
         self._cursor = cursor
+        self._drawn_at = time.monotonic()
+        self._old_frame_id = self._frame_id
         self._frame_id = f"baton-{secrets.token_hex(8)}"
         card = {"text/html": frame(page, self._frame_id), "text/plain": self._text}
         news = {"text/html": "", "text/plain": ""}
@@ -148,19 +156,28 @@ class _Card:
                         answered_at = time.time()
                         if has_ended:
                             return self._draw_end(answered_at)
-                problem = "The coordinator has closed the connection"
+                        if time.monotonic() - self._drawn_at > _REDRAW_SECONDS:
+                            self.draw(*report(self._run_dir))
+                            break
+                    else:
+                        self._lose("The coordinator has closed the connection")
+                continue
             except OtherJobError:
+                problem = "Another job runs here"
                 with contextlib.suppress(NoCoordinatorError):
                     self.draw(*report(self._run_dir))
-                continue
             except NoCoordinatorError as error:
                 problem = str(error)
                 # A job that ends between two statuses.
                 if page := report_file(self._run_dir, answered_at):
                     return self.draw(page, None)
-            if not self._is_left.is_set():
-                self._publish(None, {}, f"{problem}; retrying.")
-                self._is_left.wait(_RETRY_SECONDS)
+            self._lose(problem)
+
+    def _lose(self, problem: str) -> None:
+        """Says that the coordinator cannot be followed now, and waits before the next try."""
+        if not self._is_left.is_set():
+            self._publish(None, {}, f"{problem}; retrying.")
+            self._is_left.wait(_RETRY_SECONDS)
 
     def _draw_end(self, since: float) -> None:
         """Shows the whole report once more, so that a saved notebook has how the job ended."""
@@ -175,11 +192,11 @@ class _Card:
         """Sends the news of a stream, at most once a second; yields whether the job has ended."""
         status: dict[str, Any] | None = None
         new: dict[str, list[Any]] = {"point": [], "event": []}
-        sent_at = 0.0
+        sent_at, after = 0.0, self._cursor
         for name, value, cursor in events:
             if self._is_left.is_set():
                 return
-            self._cursor = cursor or self._cursor
+            after = cursor or after
             if name == "status":
                 status = value
             elif name in new:
@@ -187,7 +204,8 @@ class _Card:
             has_ended = status is not None and status["phase"] == "ended"
             if has_ended or time.monotonic() - sent_at >= _NEWS_SECONDS:
                 self._publish(status, new, None)
-                sent_at = time.monotonic()
+                # What was received and not sent is received again.
+                sent_at, self._cursor = time.monotonic(), after
                 status, new = None, {"point": [], "event": []}
             yield has_ended
 
@@ -195,7 +213,11 @@ class _Card:
         points, events = new.get("point", []), new.get("event", [])
         news = json.dumps({"status": status, "points": points, "events": events, "lost": lost})
         # No text of a job can end the element.
-        script = _SCRIPT.replace("ID", json.dumps(self._frame_id)).replace("NEWS", news.replace("<", "\\u003c"))
+        script = (
+            _SCRIPT.replace("OLD", json.dumps(self._old_frame_id))
+            .replace("ID", json.dumps(self._frame_id))
+            .replace("NEWS", news.replace("<", "\\u003c"))
+        )
         assert self._handles
         self._handles[1].update({"text/html": f"<script>{script}</script>", "text/plain": ""}, raw=True)
 
@@ -203,7 +225,10 @@ class _Card:
 def report(run_dir: Path) -> tuple[str, str | None]:
     """The report of the job so far, and where its news go on. Raises NoCoordinatorError."""
     with contextlib.closing(_connect(run_dir)) as connection, _answer(connection, run_dir, "/api/report") as answer:
-        return answer.read().decode(), answer.headers["baton-cursor"]
+        try:
+            return answer.read().decode(), answer.headers["baton-cursor"]
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise NoCoordinatorError(f"The connection to the coordinator is lost: {error}") from error
 
 
 def stream(run_dir: Path, cursor: str | None) -> Generator[tuple[str, Any, str | None]]:
@@ -243,7 +268,7 @@ def _answer(
         answer = connection.getresponse()
         if answer.status == http.HTTPStatus.OK and not answer.headers.get_content_type().startswith("application/"):
             return answer
-        if answer.status == http.HTTPStatus.BAD_REQUEST:
+        if answer.status == http.HTTPStatus.BAD_REQUEST and headers:
             raise OtherJobError
         problem = json.loads(answer.read() or b"{}").get("error", "it serves another run folder")
     except (OSError, http.client.HTTPException, ValueError) as error:

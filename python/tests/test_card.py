@@ -176,6 +176,36 @@ def test_a_lost_coordinator_is_said_and_followed_where_it_comes_back(coordinator
     assert news_in(outputs[1])[-1]["lost"] is None
 
 
+def test_news_that_was_received_and_not_sent_is_asked_for_again(coordinator, outputs, tmp_path, monkeypatch):
+    monkeypatch.setattr(_card, "_NEWS_SECONDS", 10_000_000.0)
+    event = sent("event", {"id": 8}, "8.100.1")
+    # The event comes too soon after the status to be sent, and then the stream ends.
+    coordinator.streams.put([status("training"), event])
+    coordinator.streams.put([event, status("ended")])
+    monkeypatch.setattr(_card.time, "monotonic", iter(range(100_000_000, 1_000_000_000)).__next__)
+    _card.show(tmp_path, "digits")
+    _card.settle(tmp_path)
+
+    cursors = [headers["last-event-id"] for path, headers in coordinator.asked if path == "/api/stream"]
+    assert cursors == ["7.100.1", "7.100.1"]
+    assert [event["id"] for it in news_in(outputs[1]) for event in it["events"]] == [8]
+
+
+def test_a_card_of_long_ago_is_drawn_anew(coordinator, outputs, tmp_path, monkeypatch):
+    monkeypatch.setattr(_card, "_REDRAW_SECONDS", -1.0)
+    coordinator.streams.put([status("training")])
+    monkeypatch.setattr(_card, "_SETTLE_SECONDS", 30.0)
+    coordinator.streams.put([status("ended")])
+    _card.show(tmp_path, "digits")
+    _card.settle(tmp_path)
+
+    identities = [re.search(r'id="([^"]*)"', data["text/html"])[1] for data in outputs[0]]
+    assert len(identities) == 3, "shown, drawn anew, and at the end"
+    scripts = [data["text/html"] for data in outputs[1] if data["text/html"]]
+    assert f'delete cards["{identities[0]}"]' in scripts[-1], "the news of the first are dropped"
+    assert not any(news["lost"] for news in news_in(outputs[1]))
+
+
 def test_a_job_that_ended_unseen_is_shown_by_the_report_in_its_folder(coordinator, outputs, tmp_path):
     coordinator.streams.put([status("training")])
     _card.show(tmp_path, "digits")

@@ -187,7 +187,7 @@ async fn the_last_evaluation_of_a_job_that_completes_without_a_coordinator_is_in
         metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
     let last = |kind: &str| {
         let steps = points.clone().filter_map(|point| point[kind]["step"].as_u64());
-        steps.last()
+        steps.max()
     };
     let all_steps = Some(60 * 22);
     assert_eq!((last("step"), last("evaluation")), (all_steps, all_steps), "{metrics}");

@@ -274,7 +274,7 @@ fn cannot_pass(problem: io::ErrorKind) -> bool {
 }
 
 /// The system's error behind an error of the store.
-fn io_error(source: &object_store::Error) -> Option<&io::Error> {
+pub(crate) fn io_error(source: &object_store::Error) -> Option<&io::Error> {
     let causes = iter::successors(Some(source as &(dyn error::Error + 'static)), |e| e.source());
     causes.filter_map(|cause| cause.downcast_ref::<io::Error>()).last()
 }

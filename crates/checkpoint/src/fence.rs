@@ -20,7 +20,8 @@
 //! proof does not need it.
 //!
 //! All of this needs listings that include everything written before, as local disks, FSx for Lustre and S3 provide.
-//! NFS clients cache listings for up to a minute: mount with `actimeo=0`.
+//! NFS clients cache listings for up to a minute: mount with `actimeo=0`. On a file system without hard links, step 3 also
+//! needs that nobody stalls for five seconds between claiming a name and writing its content.
 
 use std::fmt;
 

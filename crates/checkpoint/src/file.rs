@@ -13,7 +13,9 @@ use object_store::{
 };
 
 use crate::{
-    Error, Store, direct, folder,
+    Error, Store, direct,
+    error::io_error,
+    folder,
     manifest::MAX_BYTES,
     transfer::{upload, whole},
 };
@@ -75,12 +77,21 @@ impl Store {
         payload: PutPayload,
         mode: PutMode,
     ) -> Result<(), Error> {
-        if let (PutMode::Create, Some(folder), false) = (&mode, &self.folder, self.has_links) {
-            let created = folder::create_by_claim(&folder.join(file), &Bytes::from(payload));
-            return created
-                .map_err(|error| self.failed("write", file, to_storage_error(file, error)));
-        }
         let path = Path::from(file);
+        if let (PutMode::Create, Some(folder)) = (&mode, &self.folder) {
+            // A mount may come and go, so every file is tried anew.
+            let linked = self.tries_links.then(|| {
+                self.wait(self.objects.put_opts(&path, payload.clone(), PutMode::Create.into()))
+            });
+            return match linked {
+                Some(Ok(_)) => Ok(()),
+                Some(Err(source)) if !lacks_links(&source) => {
+                    Err(self.failed("write", file, source))
+                }
+                _ => folder::create_by_claim(&folder.join(file), &Bytes::from(payload))
+                    .map_err(|error| self.failed("write", file, to_storage_error(file, error))),
+            };
+        }
         let written = self.wait(async {
             match mode {
                 PutMode::Overwrite if self.folder.is_none() => {
@@ -132,7 +143,7 @@ impl Store {
                 // Somebody is creating it.
                 Ok(Some(existing))
                     if existing.is_empty()
-                        && !self.has_links
+                        && self.folder.is_some()
                         && begin.elapsed() < CLAIM_TIMEOUT =>
                 {
                     thread::sleep(CLAIM_POLL);
@@ -170,6 +181,12 @@ impl Store {
         let (subject, location) = (subject.to_owned(), self.location().to_owned());
         Error::Storage { operation, subject, location, source: Box::new(source) }
     }
+}
+
+/// Whether a file could not be created because the file system has no hard links.
+fn lacks_links(error: &object_store::Error) -> bool {
+    let kind = io_error(error).map(io::Error::kind);
+    matches!(kind, Some(io::ErrorKind::Unsupported | io::ErrorKind::PermissionDenied))
 }
 
 /// Whether a file cannot be listed because its name is not UTF-8.

@@ -23,18 +23,12 @@ pub(crate) fn create(folder: &Path) -> io::Result<()> {
     sync(parent)
 }
 
-/// Checks that the folder is writable, by a small file, and returns whether its file system has hard links. The name is
-/// random, because ranks in different containers may have the same process id.
-pub(crate) fn probe(folder: &Path) -> io::Result<bool> {
+/// Checks that the folder is writable: writes and removes a small file. Its name is random, because ranks in
+/// different containers may have the same process id.
+pub(crate) fn probe(folder: &Path) -> io::Result<()> {
     let mut file = tempfile::Builder::new().prefix("probe-").tempfile_in(folder)?;
     file.write_all(b"probe")?;
-    let link = file.path().with_extension("link");
-    let has_links = fs::hard_link(file.path(), &link).is_ok();
-    if has_links {
-        fs::remove_file(link)?;
-    }
-    file.close()?;
-    Ok(has_links)
+    file.close()
 }
 
 /// Creates a file, without hard links: an empty file of the name claims it, and is replaced. One that a crash left empty
@@ -44,7 +38,7 @@ pub(crate) fn create_by_claim(out: &Path, bytes: &[u8]) -> io::Result<()> {
     OpenOptions::new().write(true).create_new(true).open(out)?;
     let written =
         write_whole(out, |options, path| options.open(path), |mut file| file.write_all(bytes));
-    if written.is_err() {
+    if written.is_err() && fs::metadata(out).is_ok_and(|claim| claim.len() == 0) {
         // Best effort: nobody has read anything here.
         let _ = fs::remove_file(out);
     }

@@ -31,8 +31,8 @@ pub struct Store {
     location: String,
     /// Path of the folder; `None` for a bucket.
     pub(crate) folder: Option<PathBuf>,
-    /// Whether a folder's file system has hard links, by which a file is created only if it does not exist.
-    pub(crate) has_links: bool,
+    /// Whether a file is created by a hard link, if the folder's file system has them. Not in some tests.
+    pub(crate) tries_links: bool,
     pub(crate) objects: Arc<dyn ObjectStore>,
     pub(crate) blocking: Blocking,
 }
@@ -119,9 +119,8 @@ impl Store {
             Location::Folder(folder) => {
                 let path = path::Path::new(folder);
                 let prepared = folder::create(path).and_then(|()| folder::probe(path));
-                let has_links =
-                    prepared.map_err(|error| Error::unusable_folder(location, &error))?;
-                Ok(Self { has_links, ..Self::in_folder(location)? })
+                prepared.map_err(|error| Error::unusable_folder(location, &error))?;
+                Self::in_folder(location)
             }
         }
     }
@@ -182,7 +181,7 @@ impl Store {
     /// As for [`Store::open`].
     #[doc(hidden)]
     pub fn open_without_links(folder: &str) -> Result<Self, Error> {
-        Ok(Self { has_links: false, ..Self::open(folder)? })
+        Ok(Self { tries_links: false, ..Self::open(folder)? })
     }
 
     /// A store in memory, for tests.
@@ -203,7 +202,7 @@ impl Store {
             Error::unusable(location, error, "raise this user's limit of processes (ulimit -u)")
         })?;
         let location = location.to_owned();
-        Ok(Self { location, folder: None, has_links: true, objects, blocking })
+        Ok(Self { location, folder: None, tries_links: true, objects, blocking })
     }
 
     /// The folder, or `s3://bucket/prefix`.

@@ -18,6 +18,12 @@ for (const live of document.querySelectorAll("[data-live]")) if (live !== lost) 
 const history = new History();
 const drawCharts = addCharts(byId("charts"));
 let { status, events } = report;
+/** Draws the points and events of the report itself, without news. */
+const drawReport = () => {
+  history.clear();
+  drawPoints(report.points);
+  events = report.events;
+};
 /** When the newest status was received, ms; null if it is that of the report. */
 let receivedAt = null;
 
@@ -40,14 +46,18 @@ const drawPoints = (points) => {
 };
 
 drawStatus();
-drawPoints(report.points);
+drawReport();
 drawEvents(events);
 setText(byId("recipe").querySelector("pre"), report.recipe_toml);
 
 // --- news, from the page around the frame
 
-/** Takes a newer status or null, new points and events, and why the job cannot be reached, if so. */
-const take = ({ status: newer, points, events: newEvents, lost: problem }) => {
+/**
+ * Takes a newer status or null, points and events, and why the job cannot be reached, if so. `isAll` if these are all since
+ * the report: some may have been taken before.
+ */
+const take = ({ status: newer, points, events: newEvents, lost: problem, isAll }) => {
+  if (isAll) drawReport();
   show(lost, Boolean(problem));
   setText(lost, problem ?? "");
   if (newer) [status, receivedAt] = [newer, performance.now()];

@@ -61,7 +61,8 @@ try {
   console.log("ok      the card shows the job while it trains");
 
   // JupyterLab takes cells out of the page while they are not visible; their frames are then loaded anew.
-  const points = () => card.locator("#progress-text").innerText().then((text) => Number(/step ([\d,]+)/.exec(text)[1].replace(",", "")));
+  const rows = await card.locator("#events tbody tr").count();
+  const points = () => card.locator("#progress-text").innerText().then((text) => Number(/step ([\d,]+)/.exec(text)[1].replaceAll(",", "")));
   const reached = await points();
   await frame.evaluate((node) => { const { parentNode, nextSibling } = node; node.remove(); parentNode.insertBefore(node, nextSibling); });
   await until("#phase", "training");
@@ -69,6 +70,7 @@ try {
     assert.ok(Date.now() - begin < TIMEOUT_MS, "the card has lost what it had");
     await new Promise((done) => setTimeout(done, 100));
   }
+  assert.ok((await card.locator("#events tbody tr").count()) >= rows, "the card has lost events");
   await shoot(page, "training");
   console.log("ok      a frame that was taken out of the page has everything again");
 

@@ -268,10 +268,8 @@ pub struct RunningRanks {
     /// The last checkpoint that they committed.
     pub commit: Option<Commit>,
     /// The newest updates that rank 0 reported, oldest first, if it runs here.
-    #[serde(default)]
     pub steps: Vec<StepReport>,
     /// Its newest evaluations ([`RankReport::Evaluated`]), oldest first; only the last one with its texts.
-    #[serde(default)]
     pub evaluations: Vec<RankReport>,
 }
 

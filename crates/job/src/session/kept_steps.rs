@@ -4,10 +4,10 @@ use std::collections::VecDeque;
 
 use crate::message::StepReport;
 
-/// Most updates that are kept while the coordinator can be reached: those of the time in which a broken connection is
+/// Most updates that are kept while the coordinator listens: those of the time in which a broken connection is
 /// noticed, and those that a killed coordinator had not written yet.
 const MAX_RECENT: usize = 1_024;
-/// Most updates that are kept while it cannot; the coordinator itself shows no more in a curve.
+/// Most updates that are kept while it does not; the coordinator itself shows no more in a curve.
 const MAX_AWAY: usize = 4_096;
 
 /// Updates of one generation, oldest first. The coordinator ignores those that it has.
@@ -15,12 +15,12 @@ const MAX_AWAY: usize = 4_096;
 pub(super) struct KeptSteps(VecDeque<StepReport>);
 
 impl KeptSteps {
-    /// Adds an update. With too many, the oldest is dropped if the coordinator can be reached, and otherwise every second
-    /// one.
-    pub(super) fn add(&mut self, report: StepReport, is_reachable: bool) {
+    /// Adds an update. With too many, the oldest is dropped if the coordinator is known to listen, and otherwise every
+    /// second one.
+    pub(super) fn add(&mut self, report: StepReport, is_heard: bool) {
         let Self(steps) = self;
         steps.push_back(report);
-        if is_reachable {
+        if is_heard {
             steps.drain(..steps.len().saturating_sub(MAX_RECENT));
         } else if steps.len() > MAX_AWAY {
             // From the newest backwards, so that it is kept.

@@ -1,10 +1,10 @@
-//! An agent's timeouts.
+//! An agent's timeouts, and what else it knows of the recipe.
 
 use std::time::Duration;
 
 use baton_recipe::JobSpec;
 
-/// Timeouts of an agent.
+/// Timeouts of an agent, and what else it knows of the recipe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Policy {
     /// Time between asking a rank process to exit and killing it.
@@ -17,6 +17,8 @@ pub struct Policy {
     pub hang_timeout: Duration,
     /// Whether to keep a spare process.
     pub warm_spare: bool,
+    /// Of which steps the coordinator records the metrics: every so many; 0 for those that are reported.
+    pub log_every: u32,
     /// Time for which the agent tries to report that all ranks are done, if it cannot reach the coordinator.
     pub final_report_timeout: Duration,
 }
@@ -29,6 +31,7 @@ impl Policy {
             drain_timeout: Duration::from_secs_f64(spec.cluster.drain_seconds),
             hang_timeout: Duration::from_secs_f64(spec.cluster.hang_seconds),
             warm_spare: spec.cluster.warm_spare,
+            log_every: spec.train.log_every,
             ..Self::default()
         }
     }
@@ -42,6 +45,7 @@ impl Default for Policy {
             first_retry_delay: Duration::from_millis(100),
             hang_timeout: Duration::ZERO,
             warm_spare: false,
+            log_every: 0,
             final_report_timeout: Duration::from_secs(10),
         }
     }

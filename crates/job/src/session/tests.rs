@@ -704,6 +704,30 @@ fn of_many_steps_the_newest_are_sent_again_and_every_second_one_of_a_long_absenc
 }
 
 #[test]
+fn steps_are_kept_until_the_coordinator_has_answered() {
+    let mut session = training(1);
+    session.handle(at(10.0), Event::Disconnected);
+    for step in 1..=2_000 {
+        reports(&mut session, at(11.0), 0, stepped(step));
+    }
+    // Somebody takes the connection, and does not read.
+    assert_eq!(steps_in_next_hello(&mut session, 12.0).len(), 2_000);
+    reports(&mut session, at(14.0), 0, stepped(2_001));
+
+    assert_eq!(steps_in_next_hello(&mut session, 15.0).len(), 2_001);
+}
+
+#[test]
+fn only_steps_that_the_coordinator_records_are_kept() {
+    let mut session = training(1);
+    session.set_policy(Policy { log_every: 20, ..Policy::default() });
+    for step in 1..=50 {
+        reports(&mut session, at(9.0), 0, stepped(step));
+    }
+    assert_eq!(steps_in_next_hello(&mut session, 10.0), [20, 40]);
+}
+
+#[test]
 fn reports_while_the_coordinator_is_away_are_part_of_the_next_hello() {
     let mut session = joining(5);
     reports(&mut session, at(2.0), 0, started());

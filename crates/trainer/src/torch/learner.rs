@@ -561,14 +561,11 @@ impl Learner for TorchLearner {
         let size = size_of(batch);
         if (batch.len() as u64) < self.network.min_batch(size) {
             let side = size.size().width;
-            return Err(Error::Torch {
-                operation: "batch normalisation",
-                message: format!(
-                    "one sample of side {side} leaves one value per channel, which has no variance: \
-                     raise train.global_batch or train.resolution, lower train.virtual_ranks or \
-                     train.grad_accumulation, or set data.drop_last"
-                ),
-            });
+            return Err(Error::Recipe(format!(
+                "batch normalisation: one sample of side {side} leaves one value per channel, which has no variance: \
+                 raise train.global_batch or train.resolution, lower train.virtual_ranks or train.grad_accumulation, \
+                 or set data.drop_last"
+            )));
         }
         self.task.check(batch)?;
         self.refresh()?;
