@@ -17,10 +17,10 @@ pub(super) struct KeptSteps(VecDeque<StepReport>);
 impl KeptSteps {
     /// Adds an update. With too many, the oldest is dropped if the coordinator is known to listen, and otherwise every
     /// second one.
-    pub(super) fn add(&mut self, report: StepReport, is_heard: bool) {
+    pub(super) fn add(&mut self, report: StepReport, is_answered: bool) {
         let Self(steps) = self;
         steps.push_back(report);
-        if is_heard {
+        if is_answered {
             steps.drain(..steps.len().saturating_sub(MAX_RECENT));
         } else if steps.len() > MAX_AWAY {
             // From the newest backwards, so that it is kept.

@@ -57,8 +57,8 @@ impl Session {
                 let every = u64::from(self.policy.log_every);
                 if every == 0 || report.step.0.is_multiple_of(every) {
                     // A connection may be refused just after it was made, or nobody may read what is sent.
-                    let is_heard = self.connection == ConnectionState::Up && self.answered;
-                    self.steps.add(report.clone(), is_heard);
+                    let is_answered = self.connection == ConnectionState::Up && self.answered;
+                    self.steps.add(report.clone(), is_answered);
                 }
             }
             RankReport::Evaluated { .. } => self.keep_evaluation(message.report.clone()),
