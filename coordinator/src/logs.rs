@@ -242,6 +242,14 @@ mod tests {
     }
 
     #[test]
+    fn no_number_of_a_line_ends_the_stream() {
+        let logs = LogBuffer::new();
+        logs.take(shipped("node", "a", [u64::MAX - 1, u64::MAX, u64::MAX]));
+        let everything = logs.follow(&LogFilter::default(), 10);
+        assert!(!everything.past.is_empty());
+    }
+
+    #[test]
     fn sources_without_an_end_replace_the_oldest_ones() {
         let logs = LogBuffer::new();
         for node in 0..MAX_SOURCES + 50 {

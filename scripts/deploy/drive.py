@@ -124,18 +124,18 @@ class Mount:
         self.behind, self.point, self.full = folder / "behind", folder / "drive", folder / FULL
         self.behind.mkdir()
         self.point.mkdir()
-        self.process = None
-        self.start()
+        if not self.start():
+            print("FUSE cannot be mounted here")
+            sys.exit(SKIPPED)
 
     def start(self):
         # What was saved in the meantime is on the local disk, in the folder where Drive was. FUSE mounts over an empty one.
         shutil.rmtree(self.point)
         self.point.mkdir()
-        self.process = subprocess.Popen([sys.executable, __file__, "--mount", self.behind, self.point])
+        command = [sys.executable, __file__, "--mount", self.behind, self.point]
+        self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         until("the mount", lambda: os.path.ismount(self.point) or self.process.poll() is not None)
-        if self.process.poll() is not None:
-            print(f"FUSE cannot be mounted here: exit code {self.process.returncode}")
-            sys.exit(SKIPPED)
+        return self.process.poll() is None
 
     def stop(self):
         if self.process.poll() is None:
@@ -224,7 +224,7 @@ def check(programs, folder):
         drive.stop()
         before = job.step()
         until("training without Drive", lambda: job.step() > before + STEPS_OF_100_EPOCHS)
-        drive.start()
+        assert drive.start(), "Drive cannot be mounted again"
         newest = job.ask("events")[-1]["id"]
         job.until_event("saved", newest)
         job.drain()

@@ -21,7 +21,7 @@ use crate::{
 };
 
 /// Time after which a claim of a name is one that a crash has left, see [`folder::create_by_claim`].
-const CLAIM_TIMEOUT: Duration = Duration::from_secs(5);
+const CLAIM_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 5_000 });
 const CLAIM_POLL: Duration = Duration::from_millis(20);
 /// Number of attempts for operations that the object store's client does not retry by itself.
 const ATTEMPTS: u32 = 4;
@@ -210,5 +210,32 @@ pub(crate) fn to_storage_error(file: &str, error: io::Error) -> object_store::Er
     match source.kind() {
         io::ErrorKind::NotFound => object_store::Error::NotFound { path: file.to_owned(), source },
         _ => object_store::Error::Generic { store, source },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_hard_link_is_told_from_other_failures_of_a_file_system() {
+        let failed =
+            |number| to_storage_error("manifest.json", io::Error::from_raw_os_error(number));
+        let (not_supported, not_permitted, no_space, exists) = (95, 1, 28, 17);
+        assert!(lacks_links(&failed(not_supported)) && lacks_links(&failed(not_permitted)));
+        assert!(!lacks_links(&failed(no_space)) && !lacks_links(&failed(exists)));
+    }
+
+    #[test]
+    fn a_claim_that_a_crash_left_is_taken_for_a_file_only_after_a_while() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open_without_links(folder.path().to_str().unwrap()).unwrap();
+        fs::write(folder.path().join("claimed"), b"").unwrap();
+        let begin = Instant::now();
+
+        let existing = store.create("claimed", b"content").unwrap();
+
+        assert_eq!(existing, Some(Bytes::new()));
+        assert!(begin.elapsed() >= CLAIM_TIMEOUT);
     }
 }

@@ -28,10 +28,10 @@ use crate::{
 type JsonResult<T> = Result<Json<T>, Refusal>;
 type QueryResult<T> = Result<Query<T>, QueryRejection>;
 
-/// Log lines in an answer, if the request gives no number.
-const DEFAULT_TAIL_LINES: u32 = 200;
 /// Header of a report: the `Last-Event-ID` with which a stream goes on where the report ends.
 const CURSOR_HEADER: HeaderName = HeaderName::from_static("baton-cursor");
+/// Log lines in an answer, if the request gives no number.
+const DEFAULT_TAIL_LINES: u32 = 200;
 /// Most log lines in an answer.
 const MAX_TAIL_LINES: u32 = 10_000;
 

@@ -26,6 +26,7 @@ use baton_recipe::{
     guard::{self, BatchMark, Diagnosis},
     progress::{Due, Extent, TrainingPlan},
     schedule::learning_rate,
+    spec::is_recorded,
     task,
 };
 
@@ -469,7 +470,7 @@ fn report_step(
     context: &mut GenerationContext<'_>,
     throughput: &mut Throughput,
 ) {
-    let is_due = log_every > 0 && report.step.0.is_multiple_of(u64::from(log_every));
+    let is_due = log_every > 0 && is_recorded(log_every, report.step);
     if context.collective.rank() == Rank(0)
         && let Some(report) = throughput.report(report, is_due)
     {

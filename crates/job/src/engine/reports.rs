@@ -18,7 +18,7 @@ use crate::{
     },
     time::Time,
 };
-use baton_recipe::{Epoch, Step, guard::Diagnosis, progress::Progress};
+use baton_recipe::{Epoch, Step, guard::Diagnosis, progress::Progress, spec::is_recorded};
 
 impl Engine {
     pub(super) fn reported(
@@ -193,8 +193,7 @@ impl Engine {
             self.actions.push(Action::Persist(Record::Recovery(recovery)));
             self.publish(JobEventKind::Recovered, text);
         }
-        let every = u64::from(self.spec.train.log_every);
-        if every == 0 || report.step.0.is_multiple_of(every) {
+        if is_recorded(self.spec.train.log_every, report.step) {
             self.actions.push(Action::AddPoint(MetricPoint::Step(report.clone())));
         }
         self.results.latest = Some(report);

@@ -1,8 +1,8 @@
 //! An agent's decisions: which rank processes to start, reuse and stop, what to report, and when to exit.
 //!
 //! Ranks continue to train while the coordinator is away. The session keeps each rank's latest phase, and the steps and
-//! evaluations of that time, and reports them in the [`Hello`](crate::message::Hello) of the next connection. Stopping needs no coordinator either: the ranks agree
-//! on the step among themselves.
+//! evaluations of that time, and reports them in the [`Hello`](crate::message::Hello) of the next connection. Stopping
+//! needs no coordinator either: the ranks agree on the step among themselves.
 //!
 //! [`Session::handle`] passes each event to `coordinator` (the connection and its directives), `ranks` (their
 //! processes) or `leaving` (the end of this agent). `slot` is one local rank's slot.

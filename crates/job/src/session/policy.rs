@@ -17,7 +17,7 @@ pub struct Policy {
     pub hang_timeout: Duration,
     /// Whether to keep a spare process.
     pub warm_spare: bool,
-    /// Of which steps the coordinator records the metrics: every so many; 0 for those that are reported.
+    /// `train.log_every` of the recipe.
     pub log_every: u32,
     /// Time for which the agent tries to report that all ranks are done, if it cannot reach the coordinator.
     pub final_report_timeout: Duration,

@@ -1,5 +1,7 @@
 //! Messages of rank processes, ends of processes, hangs, and GPU errors.
 
+use baton_recipe::spec::is_recorded;
+
 use super::{
     Action, ConnectionState, Session,
     hang::LastReport,
@@ -54,8 +56,7 @@ impl Session {
         }
         match &message.report {
             RankReport::Stepped(report) => {
-                let every = u64::from(self.policy.log_every);
-                if every == 0 || report.step.0.is_multiple_of(every) {
+                if is_recorded(self.policy.log_every, report.step) {
                     // A connection may be refused just after it was made, or nobody may read what is sent.
                     let is_answered = self.connection == ConnectionState::Up && self.answered;
                     self.steps.add(report.clone(), is_answered);

@@ -61,7 +61,7 @@ pub use self::{
     precision::{Compute, Determinism, LossScale, Precision},
     resolve::{Resolved, ValueOrigin},
     schedule::Schedule,
-    train::{Train, TrainPhase},
+    train::{Train, TrainPhase, is_recorded},
 };
 
 /// A complete, valid job.

@@ -6,6 +6,7 @@ use baton_model::InputKind;
 use serde::{Deserialize, Serialize};
 
 use super::{JobSpec, rules::Rules};
+use crate::Step;
 
 /// Length of training and batch size.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -43,6 +44,12 @@ pub struct Train {
     /// 0 records up to ten points a second.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub log_every: u32,
+}
+
+/// Whether the curves have the metrics of this step, if it is reported, with this [`log_every`](Train::log_every).
+#[must_use]
+pub fn is_recorded(log_every: u32, step: Step) -> bool {
+    log_every == 0 || step.0.is_multiple_of(u64::from(log_every))
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]

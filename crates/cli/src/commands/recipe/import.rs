@@ -1,7 +1,8 @@
 //! `baton recipe import`
 
 use std::{
-    fs,
+    fs::File,
+    io::Write,
     path::{Path, PathBuf},
 };
 
@@ -70,10 +71,10 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     );
     JobSpec::from_toml(&toml, &[]).map_err(|error| about(path, error))?;
     if let Some(to) = &args.to {
-        if to.exists() {
-            return Err(bad_input(format!("{} exists: give another file with --to", to.display())));
-        }
-        fs::write(to, &toml).map_err(|error| bad_input(format!("{}: {error}", to.display())))?;
+        let written = File::create_new(to).and_then(|mut file| file.write_all(toml.as_bytes()));
+        written.map_err(|error| {
+            bad_input(format!("{}: {error}; give another file with --to", to.display()))
+        })?;
     }
     let answer = ImportedRecipe { toml, path: args.to.clone(), notes: imported.notes };
     json::print(args.json, &answer, summary);
