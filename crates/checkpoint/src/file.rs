@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_hard_link_is_told_from_other_failures_of_a_file_system() {
+    fn only_a_missing_hard_link_counts_as_one() {
         let failed =
             |number| to_storage_error("manifest.json", io::Error::from_raw_os_error(number));
         let (not_supported, not_permitted, no_space, exists) = (95, 1, 28, 17);
