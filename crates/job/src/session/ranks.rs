@@ -55,12 +55,10 @@ impl Session {
             self.commit = Some(commit.clone());
         }
         match &message.report {
-            RankReport::Stepped(report) => {
-                if is_recorded(self.policy.log_every, report.step) {
-                    // A connection may be refused just after it was made, or nobody may read what is sent.
-                    let is_answered = self.connection == ConnectionState::Up && self.answered;
-                    self.steps.add(report.clone(), is_answered);
-                }
+            RankReport::Stepped(report) if is_recorded(self.policy.log_every, report.step) => {
+                // A connection may be refused just after it was made, or nobody may read what is sent.
+                let is_answered = self.connection == ConnectionState::Up && self.answered;
+                self.steps.add(report.clone(), is_answered);
             }
             RankReport::Evaluated { .. } => self.keep_evaluation(message.report.clone()),
             _ => {}
