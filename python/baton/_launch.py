@@ -26,6 +26,7 @@ def main() -> NoReturn:
     program = _FOLDER / "bin" / name
     try:
         environment = {"BATON_PYTHON": sys.executable, **os.environ}
+        _check_glibc()
         try:
             environment |= _libraries(os.environ.get("LD_LIBRARY_PATH", ""))
         except ValueError:
@@ -37,6 +38,27 @@ def main() -> NoReturn:
         _refuse(f"{program} does not start: {error.strerror}: this wheel is for Linux on x86-64 with glibc")
     except ValueError as error:
         _refuse(str(error))
+
+
+def _check_glibc() -> None:
+    """Ends with a remedy on an older glibc than the programs need: pip checks that for a wheel, and nobody for a tarball.
+
+    Without any glibc they do not start.
+    """
+    try:
+        needed = (_FOLDER / "glibc").read_text().strip()
+        has = (os.confstr("CS_GNU_LIBC_VERSION") or "").removeprefix("glibc ")
+        older = _numbers(has) < _numbers(needed)
+    except (OSError, ValueError):
+        return
+    if older:
+        _refuse(
+            f"this machine has glibc {has}, and Baton needs {needed} or newer: use a newer system, or an image of one"
+        )
+
+
+def _numbers(version: str) -> list[int]:
+    return [int(part) for part in version.split(".")]
 
 
 def _refuse(problem: str) -> NoReturn:

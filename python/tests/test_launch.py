@@ -100,3 +100,15 @@ def test_a_program_that_does_not_start_is_named(site):
     done = launch(site, "baton")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "_dist/bin/baton does not start: Exec format error: this wheel is for Linux on x86-64" in done.stderr
+
+
+def test_an_older_glibc_is_refused_with_a_remedy(site):
+    add_torch(site, "2.11.0")
+    needed = site / "baton/_dist/glibc"
+    needed.write_text("2.5\n")
+    assert launch(site, "baton", "status").returncode == 75
+    needed.write_text("99.1\n")
+    done = launch(site, "baton", "status")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: this machine has glibc 2.")
+    assert done.stderr.endswith(", and Baton needs 99.1 or newer: use a newer system, or an image of one\n")

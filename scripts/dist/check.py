@@ -19,6 +19,9 @@ def main() -> None:
         # What a user has already. Their own dependencies are for CUDA, or are not used here.
         install(work, *sorted(packages.glob("*.whl")))
         seconds = first_step(work, wheel)
+        # Packages may be read-only, as in an image or on a cluster.
+        if written := newer_files(work / "venv", than=work / "installed"):
+            sys.exit(f"check: the job wrote into the packages: {', '.join(map(str, written))}")
     finally:
         shutil.rmtree(work)
     glibc = os.confstr("CS_GNU_LIBC_VERSION")
@@ -30,10 +33,16 @@ def install(work: Path, *wheels: Path) -> None:
     subprocess.run([*pip, *wheels], check=True)
 
 
+def newer_files(folder: Path, than: Path) -> list[Path]:
+    limit = than.stat().st_mtime_ns
+    return [path for path in folder.rglob("*") if path.lstat().st_mtime_ns > limit]
+
+
 def first_step(work: Path, wheel: Path) -> float:
     """Seconds from the start of pip to the first step of a job, which must then end well."""
     started = time.monotonic()
     install(work, wheel)
+    (work / "installed").touch()
     folder = work / "empty"
     folder.mkdir()
     path = f"{work}/venv/bin:/usr/bin:/bin"

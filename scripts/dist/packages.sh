@@ -20,9 +20,7 @@ root=$stage/$name
 
 scripts/dist/programs.sh "$programs" "$@"
 
-# The newest glibc symbol that a program needs.
-glibc=$(objdump -T "$programs"/bin/* | grep -o 'GLIBC_2\.[0-9]*' | sort -uV | tail -n 1)
-glibc=${glibc#GLIBC_}
+glibc=$(cat "$programs/glibc")
 
 rm -rf "$stage" && mkdir -p "$root/bin" dist
 cp -r --parents python/baton LICENSE deploy/systemd README.md docs "$root"

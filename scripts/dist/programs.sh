@@ -5,7 +5,7 @@
 #   scripts/dist/programs.sh OUT --in SUITE   with those of a Debian that debootstrap makes in target/dist-SUITE, such as
 #                                             bullseye (glibc 2.31); needs root: suite.sh
 #
-# OUT gets bin, recipes, assets and LICENSE.
+# OUT gets bin, recipes, assets, LICENSE, and `glibc`: the oldest version that has all symbols of the programs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 # shellcheck source=scripts/dist/suite.sh
@@ -36,3 +36,4 @@ if [ -n "$suite" ]; then in_suite "$suite" "${build[@]}"; else "${build[@]}"; fi
 
 rm -rf "$out"
 deploy/container/assemble.sh folder "$target/dist" "$out"
+objdump -T "$out"/bin/* | grep -o 'GLIBC_2\.[0-9]*' | sort -uV | tail -n 1 | sed 's/^GLIBC_//' >"$out/glibc"
