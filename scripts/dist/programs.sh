@@ -5,11 +5,14 @@
 #   scripts/dist/programs.sh OUT --in SUITE   with those of a Debian that debootstrap makes in target/dist-SUITE, such as
 #                                             bullseye (glibc 2.31); needs root: suite.sh
 #
-# OUT gets bin, recipes, assets, LICENSE, and `glibc`: the oldest version that has all symbols of the programs.
+# OUT gets bin, recipes, assets, LICENSE, NOTICES with the licences of linked libraries, and `glibc`: the oldest version
+# that has all symbols of the programs.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 # shellcheck source=scripts/dist/suite.sh
 . scripts/dist/suite.sh
+
+readonly CARGO_ABOUT=0.9.3
 
 case "$#:${2:-}" in
 1: | 3:--in) ;;
@@ -37,3 +40,10 @@ if [ -n "$suite" ]; then in_suite "$suite" "${build[@]}"; else "${build[@]}"; fi
 rm -rf "$out"
 deploy/container/assemble.sh folder "$target/dist" "$out"
 objdump -T "$out"/bin/* | grep -o 'GLIBC_2\.[0-9]*' | sort -uV | tail -n 1 | sed 's/^GLIBC_//' >"$out/glibc"
+
+about=$PWD/target/dist-tools/bin/cargo-about
+if [ "$("$about" --version 2>/dev/null)" != "cargo-about $CARGO_ABOUT" ]; then
+    cargo install --quiet --locked --version "$CARGO_ABOUT" --features cli --root target/dist-tools cargo-about
+fi
+"$about" about generate --offline --locked --fail --workspace --config scripts/dist/about.toml \
+    --output-file "$out/NOTICES" scripts/dist/about.hbs

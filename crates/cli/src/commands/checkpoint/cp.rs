@@ -51,6 +51,13 @@ fn copy(source: &str, destination: &str) -> Result<(json::CopiedCheckpoint, Vec<
     let location = location.ok_or_else(|| {
         bad_input(format!("{source} is only a name: add its folder, as in FOLDER/{source}"))
     })?;
+    if let Reference { location: Some(folder), name: Some(_) } =
+        Reference::parse(destination, BareWord::Location)
+    {
+        return Err(bad_input(format!(
+            "{destination} names a checkpoint: give the folder of checkpoints to copy to, {folder}"
+        )));
+    }
     let from = open(&location)?;
     let (manifest, skipped) = pick_and_skip(&from, name.as_deref())?;
     let to = Store::open(destination).map_err(store_failure)?;
@@ -110,6 +117,14 @@ mod tests {
         std::fs::remove_file(copied_dir.join(&manifest.shards[1].file)).unwrap();
         copy();
         assert_snapshot!(shown.join("\n"));
+    }
+
+    #[test]
+    fn a_destination_that_is_a_checkpoint_is_rejected_with_its_folder() {
+        let from = samples::store();
+        let name = Sample::default().save(&from.store).name();
+        let error = copy(&from.location(), &format!("/nowhere/{name}")).unwrap_err().message;
+        assert!(error.ends_with("the folder of checkpoints to copy to, /nowhere"), "{error}");
     }
 
     #[test]

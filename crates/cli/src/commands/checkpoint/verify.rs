@@ -55,7 +55,7 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
             Err(bad_input(format!("{newer} of {all} {WRITTEN_BY_NEWER}: verify with that version")))
         }
         (damaged, _) => Err(bad_input(format!(
-            "{damaged} of {all} damaged: jobs do not resume from these; `baton checkpoint rm NAME` removes one"
+            "{damaged} of {all} damaged: jobs do not resume from these; `baton checkpoint rm --force NAME` removes one"
         ))),
     }
 }
