@@ -156,6 +156,10 @@ dist: setup ## a tarball, a package for Debian and Ubuntu, and an SBOM, in dist/
 wheel-check: ## install the wheel of dist/ in a new environment, and train there; ARGS="--in jammy" in Ubuntu 22.04
 	scripts/dist/check.sh $(ARGS)
 
+.PHONY: wheel-test
+wheel-test: build tools ## the end-to-end tests with the programs of the wheel in dist/; ARGS="some_name" selects by name
+	scripts/dist/test.sh $(ARGS)
+
 .PHONY: bench-lora
 bench-lora: build ## LoRA steps, memory and recovery, compared with PEFT; downloads 93 MB once
 	scripts/bench-lora/run.sh $(ARGS)

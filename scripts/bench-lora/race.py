@@ -1,6 +1,6 @@
 """Compares fine-tuning with LoRA with PEFT; see run.sh.
 
-    race.py --baton PROGRAM --work DIR --rounds N
+    race.py --baton PROGRAM --work DIR --rounds N [--device cuda]
 
 Both sides train on the same texts in the same order, and every step's number of tokens is known, except with packing,
 where it is the mean of all sequences. Packing is measured on functions of every length, most of which are short.
@@ -34,13 +34,12 @@ name = "bench-lora"
 model = {{ arch = "causal_lm", path = "{MODEL}" }}
 adapter = {{ rank = {RANK}, alpha = {2 * RANK} }}
 data = {{ train = "{TRAIN}", val = "{TRAIN}", sequence = 256, order = "sequential" }}
-train = {{ epochs = 100, global_batch = {2 * BATCH}, virtual_ranks = 2, clip_grad_norm = {CLIP} }}
+train = {{ epochs = 100, clip_grad_norm = {CLIP} }}
 optimizer = {{ kind = "adamw" }}
 schedule = {{ kind = "constant", lr = {LR} }}
 loss = {{ kind = "next_token" }}
 evaluation = {{ every_epochs = 100 }}
 checkpoint = {{ every_epochs = 0, every_steps = 0 }}
-cluster = {{ device = "cpu" }}
 """
 SIDES = ["baton", "peft", "packed", "peft_padded", "qlora", "peft_qlora"]
 AIMS = {
@@ -54,6 +53,13 @@ AIMS = {
 }
 
 
+def gpu_mib(pid):
+    """The memory of a GPU that a process holds. Allocators of both sides keep what they have had."""
+    query = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits"]
+    rows = (line.split(",") for line in subprocess.check_output(query, text=True).splitlines())
+    return sum(float(mib) for process, mib in rows if int(process) == pid)
+
+
 def peak_mib(pid):
     """The most memory that a process has had."""
     status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
@@ -61,20 +67,20 @@ def peak_mib(pid):
     return int(line.split()[1]) / 1024
 
 
-def measured(job, counted=COUNTED):
+def measured(job, memory_of, counted=COUNTED):
     """Seconds of the counted steps, and the memory of the larger rank, MiB."""
     job.start()
     job.wait_for_number(WARM + counted)
-    memory = max(map(peak_mib, job.ranks()))
+    memory = max(map(memory_of, job.ranks()))
     job.kill()
     seconds = gaps([step for step in job.steps if step.number >= WARM])[:counted]
     return sum(seconds), memory
 
 
-def alone(job):
+def alone(job, memory_of):
     """The same with one rank: padded long texts of two do not fit into the memory of a small machine."""
     job.world_size = 1
-    return measured(job, MIXED_COUNTED)
+    return measured(job, memory_of, MIXED_COUNTED)
 
 
 def killed(job):
@@ -82,7 +88,7 @@ def killed(job):
     job.start()
     job.wait_for_number(WARM + COUNTED)
     last = job.steps[-1].incarnation
-    when = signal_rank(job, 1, 9)
+    when = signal_rank(job, job.world_size - 1, 9)
     step = job.wait_for(lambda step: step.incarnation > last, "a step after the kill")
     job.kill()
     return step.when - when
@@ -112,15 +118,21 @@ def skipped():
 
 
 def main():
-    arguments = common.read_arguments(common.parser(__doc__))
+    options = common.parser(__doc__)
+    options.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
+    arguments = common.read_arguments(options)
+    on_gpu = arguments.device == "cuda"
+    ranks, memory_of = (1, gpu_mib) if on_gpu else (2, peak_mib)
+    common_settings = [f"cluster.device={arguments.device}", f"train.global_batch={ranks * BATCH}"]
+    common_settings += [f"train.virtual_ranks={ranks}", *(["precision.compute=bf16"] if on_gpu else [])]
     with common.working_in(arguments.work):
         recipe = arguments.work / "recipe.toml"
         recipe.write_text(RECIPE, encoding="utf-8")
-        each = 2 * BATCH
+        each = ranks * BATCH
         mixed = mixed_texts(arguments.baton, arguments.work)
         packing = [f"data.train={mixed}", f"data.val={mixed}", "data.packing=true"]
         packing += [f"data.sequence={SEQUENCE}", f"train.global_batch={PACKED}", "train.virtual_ranks=1"]
-        changes = [word for change in packing for word in ("--set", change)]
+        changes = [word for change in [*common_settings, *packing] for word in ("--set", change)]
         shown = subprocess.check_output([arguments.baton, "recipe", "check", recipe, "--json", *changes], text=True)
         sequences = json.loads(shown)["run"]["samples"]
 
@@ -139,19 +151,24 @@ def main():
 
             def baton(name, *settings, number=number):
                 folder = arguments.work / f"{name}-{number}"
-                return Baton(folder, arguments.baton, recipe, ["train.epochs=100", *settings])
+                job = Baton(folder, arguments.baton, recipe, ["train.epochs=100", *common_settings, *settings])
+                job.world_size = ranks
+                return job
 
             def peft(name, *flags, number=number):
-                return Torch(arguments.work / f"{name}-{number}", HERE / "torch_side.py", *flags)
+                flags = ["--device", arguments.device, *flags]
+                job = Torch(arguments.work / f"{name}-{number}", HERE / "torch_side.py", *flags)
+                job.world_size = ranks
+                return job
 
             common.say(f"round {number} of {arguments.rounds}")
-            found["baton"].append(measured(baton("baton")))
-            found["peft"].append(measured(peft("peft")))
-            found["packed"].append(alone(baton("packed", *packing)))
-            found["peft_padded"].append(alone(peft("peft_padded", "--data", mixed)))
-            found["qlora"].append(measured(baton("qlora", "adapter.base=nf4")))
-            found["peft_qlora"].append(measured(peft("peft_qlora", "--nf4")))
-            found["kill"].append(killed(baton("kill", "train.global_batch=2")))
+            found["baton"].append(measured(baton("baton"), memory_of))
+            found["peft"].append(measured(peft("peft"), memory_of))
+            found["packed"].append(alone(baton("packed", *packing), memory_of))
+            found["peft_padded"].append(alone(peft("peft_padded", "--data", mixed), memory_of))
+            found["qlora"].append(measured(baton("qlora", "adapter.base=nf4"), memory_of))
+            found["peft_qlora"].append(measured(peft("peft_qlora", "--nf4"), memory_of))
+            found["kill"].append(killed(baton("kill", f"train.global_batch={ranks}")))
         report(found, tokens, skipped())
 
 

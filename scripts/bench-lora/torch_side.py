@@ -1,10 +1,11 @@
 """PyTorch's side of the LoRA bench: transformers and PEFT with DDP over gloo, as their users write it.
 
-    torchrun --nproc-per-node 2 torch_side.py --checkpoint FILE [--data FILE] [--nf4]
+    torchrun --nproc-per-node 2 torch_side.py --checkpoint FILE [--data FILE] [--nf4] [--device cuda]
 
 Trains until it is killed; FILE is not used. Rank 0 prints a line per finished step: seconds since 1970, the step, and
 its process. Each batch is padded to its longest text. With --nf4 bitsandbytes quantises the model, and the layers are
-recomputed for the gradient, as `prepare_model_for_kbit_training` does by default.
+recomputed for the gradient, as `prepare_model_for_kbit_training` does by default. On a GPU the model is bf16, with
+autocast for the adapter.
 """
 
 import argparse
@@ -37,20 +38,22 @@ def main():
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--data", type=Path, default=TRAIN)
     parser.add_argument("--nf4", action="store_true")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     arguments = parser.parse_args()
+    on_gpu = arguments.device == "cuda"
     torch.set_num_threads(1)
-    torch.distributed.init_process_group("gloo")
+    torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
     rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    device, dtype = (f"cuda:{rank}", torch.bfloat16) if on_gpu else ("cpu", torch.float32)
     nf4 = transformers.BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=torch.float32,
+        bnb_4bit_compute_dtype=dtype,
     )
-    kind = {"quantization_config": nf4, "device_map": "cpu"} if arguments.nf4 else {}
-    model = transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.float32, **kind)
-    if arguments.nf4:
-        model = prepare_model_for_kbit_training(model)
+    kind = {"quantization_config": nf4, "device_map": device} if arguments.nf4 else {}
+    model = transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=dtype, **kind)
+    model = prepare_model_for_kbit_training(model) if arguments.nf4 else model.to(device)
     lora = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM")
     model = get_peft_model(model, lora).train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -59,7 +62,10 @@ def main():
     samples = texts.read(arguments.data, STEPS * BATCH * world)
     for step in range(STEPS):
         start = (step * world + rank) * BATCH
-        parallel(**batch(samples[start : start + BATCH])).loss.backward()
+        texts_of_rank = {name: rows.to(device) for name, rows in batch(samples[start : start + BATCH]).items()}
+        with torch.autocast(arguments.device, torch.bfloat16, enabled=on_gpu):
+            loss = parallel(**texts_of_rank).loss
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(trained, CLIP)
         rule.step()
         rule.zero_grad()

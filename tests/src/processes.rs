@@ -7,11 +7,19 @@ use rustix::{
     process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open},
 };
 
-/// Path of a binary of the workspace, in the target folder of this test.
+/// Names a folder with other programs to test: scripts/dist/test.sh.
+const PROGRAMS: &str = "BATON_TEST_PROGRAMS";
+
+/// Path of a binary of the workspace, in the target folder of this test if no other folder is set.
 #[must_use]
 pub fn binary(name: &str) -> PathBuf {
-    let test = std::env::current_exe().expect("this test's path");
-    let folder = test.ancestors().nth(2).expect("the target folder");
+    let folder = std::env::var_os(PROGRAMS).map_or_else(
+        || {
+            let test = std::env::current_exe().expect("this test's path");
+            test.ancestors().nth(2).expect("the target folder").to_owned()
+        },
+        PathBuf::from,
+    );
     let path = folder.join(name);
     assert!(path.exists(), "{} is missing: run `make build` first", path.display());
     path

@@ -1,11 +1,16 @@
 //! `adapter_config.json`: what PEFT needs to know about an adapter, besides its matrices.
 
-use std::collections::BTreeSet;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    path::Path,
+};
 
 use baton_recipe::{
     JobSpec,
     spec::{ALL_LINEAR, Adapter},
 };
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::adapter::{PEFT_PREFIX, is_end_of_name};
@@ -59,6 +64,48 @@ pub fn adapter_config(spec: &JobSpec, tensors: &[&str]) -> Result<String, String
     Ok(format!("{config:#}\n"))
 }
 
+/// What decides the factor of an adapter's matrices, which are the same with every factor.
+#[derive(Deserialize)]
+struct Description {
+    lora_alpha: f64,
+    #[serde(default)]
+    use_rslora: bool,
+    /// Other values of `lora_alpha` for some layers.
+    #[serde(default)]
+    alpha_pattern: BTreeMap<String, f64>,
+}
+
+/// Compares the description beside `weights` with the recipe's adapter. A file of another name, or without a
+/// description, is taken as it is.
+///
+/// # Errors
+/// What differs, and what to do; or the description cannot be read.
+pub fn check_description(weights: &Path, adapter: &Adapter) -> Result<(), String> {
+    if weights.file_name().is_none_or(|name| name != ADAPTER_WEIGHTS) {
+        return Ok(());
+    }
+    let text = match fs::read(weights.with_file_name(ADAPTER_CONFIG)) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        read => read.map_err(|error| format!("{ADAPTER_CONFIG} beside them: {error}"))?,
+    };
+    let Description { lora_alpha, use_rslora, alpha_pattern } = serde_json::from_slice(&text)
+        .map_err(|error| format!("{ADAPTER_CONFIG} beside them cannot be read: {error}"))?;
+    if let Some(layer) = alpha_pattern.keys().next() {
+        return Err(format!(
+            "{ADAPTER_CONFIG} beside them has alpha_pattern, another factor for {layer}, and here all layers have one"
+        ));
+    }
+    if (lora_alpha, use_rslora) != (adapter.alpha, adapter.rslora) {
+        let Adapter { alpha, rslora, .. } = adapter;
+        return Err(format!(
+            "{ADAPTER_CONFIG} beside them says lora_alpha = {lora_alpha} and use_rslora = {use_rslora}, the recipe \
+             alpha = {alpha} and rslora = {rslora}: set adapter.alpha = {lora_alpha} and adapter.rslora = \
+             {use_rslora}, or move the description away to train them with another factor"
+        ));
+    }
+    Ok(())
+}
+
 /// The adapted linear layers: the last part of the name where all layers have it, or else the whole name.
 fn target_modules(adapter: &Adapter, tensors: &[&str]) -> Result<BTreeSet<String>, String> {
     let mut modules = BTreeSet::new();
@@ -104,6 +151,30 @@ mod tests {
         let names: Vec<String> = names.collect();
         let names: Vec<&str> = names.iter().map(String::as_str).collect();
         target_modules(&adapter(targets), &names).unwrap().into_iter().collect()
+    }
+
+    #[test]
+    fn a_description_with_another_factor_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let weights = folder.path().join(ADAPTER_WEIGHTS);
+        let described = |config: &str| {
+            fs::write(folder.path().join(ADAPTER_CONFIG), config).unwrap();
+            check_description(&weights, &adapter(&[ALL_LINEAR]))
+        };
+        assert_eq!(check_description(&weights, &adapter(&[ALL_LINEAR])), Ok(()));
+        assert_eq!(described(r#"{"r": 4, "lora_alpha": 8, "use_rslora": false}"#), Ok(()));
+        assert_eq!(described(r#"{"r": 4, "lora_alpha": 8.0}"#), Ok(()));
+        for (config, problem) in [
+            (r#"{"lora_alpha": 64}"#, "set adapter.alpha = 64 and adapter.rslora = false"),
+            (r#"{"lora_alpha": 8, "use_rslora": true}"#, "adapter.rslora = true"),
+            (r#"{"lora_alpha": 8, "alpha_pattern": {"q_proj": 4}}"#, "another factor for q_proj"),
+            (r#"{"r": 4}"#, "cannot be read: missing field `lora_alpha`"),
+        ] {
+            let error = described(config).unwrap_err();
+            assert!(error.contains(problem), "{error}");
+        }
+        let other = folder.path().join("other.safetensors");
+        assert_eq!(check_description(&other, &adapter(&[ALL_LINEAR])), Ok(()));
     }
 
     #[test]

@@ -12,7 +12,10 @@ use baton_data::{
 use baton_gpu::Readback;
 use baton_job::message::GeneratedText;
 use baton_model::{InputShape, NetworkDescription};
-use baton_recipe::{JobSpec, spec::Augment};
+use baton_recipe::{
+    JobSpec,
+    spec::{Adapter, Augment},
+};
 use tch::{Device, Kind, Tensor};
 
 use super::{
@@ -87,6 +90,7 @@ pub(super) struct Recipe {
     pub(super) seed: u64,
     augment: Augment,
     pretrained: Option<Pretrained>,
+    pub(super) adapter: Option<Adapter>,
     /// Evaluate mirrored images too.
     flip: bool,
 }
@@ -235,6 +239,7 @@ impl TorchLearner {
                 seed: spec.seed,
                 augment: spec.augment.clone(),
                 pretrained,
+                adapter: spec.adapter.clone(),
                 flip: spec.evaluation.flip,
             },
             network,

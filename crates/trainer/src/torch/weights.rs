@@ -6,6 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use baton_language::peft::check_description;
 use safetensors::{Dtype, SafeTensors};
 use tch::{Kind, Tensor};
 
@@ -49,6 +50,22 @@ pub enum Error {
         /// Every tensor that is missing, unknown or of the wrong shape.
         problems: Vec<String>,
     },
+    /// The file contains other numbers than f32.
+    #[error("weights {path:?} cannot be used: {}; convert them to float32", first_of(problems))]
+    Dtype {
+        /// The file.
+        path: PathBuf,
+        /// Every tensor of another type.
+        problems: Vec<String>,
+    },
+    /// The matrices of an adapter would be scaled differently than where they were trained.
+    #[error("weights {path:?} do not fit the recipe's adapter: {problem}")]
+    Adapter {
+        /// The file.
+        path: PathBuf,
+        /// What differs, and what to do.
+        problem: String,
+    },
     /// The file contains values with which no network can be trained.
     #[error(
         "weights {path:?} cannot be used: {}; export them again from a state before they were damaged",
@@ -88,7 +105,8 @@ pub enum Head {
 ///
 /// # Errors
 /// The file is unreadable, damaged, or does not contain exactly the network's tensors in f32, or they have values that
-/// are not finite or negative variances. The learner is then unchanged.
+/// are not finite or negative variances; or an adapter's description beside it says another scale than the recipe. The
+/// learner is then unchanged.
 pub fn load(learner: &mut TorchLearner, path: &Path, head: Head) -> Result<(), Error> {
     let bytes = fs::read(path).map_err(|source| Error::Read { path: path.to_owned(), source })?;
     let file = SafeTensors::deserialize(&bytes)
@@ -109,6 +127,15 @@ pub fn load(learner: &mut TorchLearner, path: &Path, head: Head) -> Result<(), E
     let problems = mismatches(&file, expected, &ignored);
     if !problems.is_empty() {
         return Err(Error::Mismatch { path: path.to_owned(), problems });
+    }
+    let names = views.iter().map(|(entry, _)| entry.name.as_str());
+    let problems = other_types(&file, names);
+    if !problems.is_empty() {
+        return Err(Error::Dtype { path: path.to_owned(), problems });
+    }
+    if let Some(adapter) = &learner.recipe.adapter {
+        check_description(path, adapter)
+            .map_err(|problem| Error::Adapter { path: path.to_owned(), problem })?;
     }
     let tensors = views.iter().filter_map(|(entry, _)| {
         // The tensor exists and has this type: checked above.
@@ -146,6 +173,16 @@ fn impossible_values(name: &str, bytes: &[u8]) -> Option<String> {
     (wrong > 0).then(|| format!("{name} has {wrong} {}", if wrong == 1 { one } else { more }))
 }
 
+/// The tensors that are not f32.
+fn other_types<'a>(
+    file: &SafeTensors<'_>,
+    names: impl Iterator<Item = &'a str>,
+) -> Vec<String> {
+    let types = names.filter_map(|name| Some((name, file.tensor(name).ok()?.dtype())));
+    let others = types.filter(|(_, dtype)| *dtype != Dtype::F32);
+    others.map(|(name, dtype)| format!("{name} is {dtype:?}")).collect()
+}
+
 /// Differences between the tensors of `file` and the expected names and shapes, except those that are `ignored`.
 fn mismatches<'a>(
     file: &SafeTensors<'_>,
@@ -160,9 +197,8 @@ fn mismatches<'a>(
             Err(_) => problems.push(format!("{name} is missing")),
             Ok(tensor) => {
                 let same = tensor.shape().iter().map(|&dim| dim as i64).eq(shape.iter().copied());
-                if !same || tensor.dtype() != Dtype::F32 {
-                    let (found, dtype) = (tensor.shape(), tensor.dtype());
-                    problems.push(format!("{name} is {found:?} {dtype:?}, not {shape:?} F32"));
+                if !same {
+                    problems.push(format!("{name} is {:?}, not {shape:?}", tensor.shape()));
                 }
             }
         }

@@ -9,7 +9,13 @@ mod tokenizers;
 use std::path::Path;
 
 use baton_data::Inputs;
-use baton_language::{WeightSource, model::read_decoder, nf4::Nf4};
+use baton_language::{
+    WeightSource,
+    decoder::BaseTensor,
+    model::read_decoder,
+    nf4::Nf4,
+    peft::{ADAPTER_CONFIG, ADAPTER_WEIGHTS},
+};
 use models::{FAMILIES, VOCABULARY, config_of, write_model, write_tensors};
 use tempfile::TempDir;
 
@@ -17,6 +23,7 @@ use super::*;
 use crate::{
     learner::Error,
     sampling::{Prompt, Sampling},
+    torch::weights,
 };
 
 const NO_LABEL: i64 = baton_data::NO_LABEL as i64;
@@ -191,6 +198,25 @@ fn an_adapter_learns_and_leaves_the_model_as_it_is() {
     assert_eq!(regions, ["weights", "exp_avg", "exp_avg_sq", "bn_running"]);
     let names: Vec<String> = learner.tensors().into_iter().map(|tensor| tensor.name).collect();
     assert!(names.iter().all(|name| name.contains(".lora_")), "{names:?}");
+}
+
+#[test]
+fn an_adapter_described_with_another_factor_is_refused() {
+    let (mut learner, folder) = model(FAMILIES[0], &[]);
+    let tensors = learner.state_dict().unwrap().into_iter().map(|(name, tensor)| {
+        let shape = tensor.size().into_iter().map(|dim| dim as u64).collect();
+        (BaseTensor { name, shape }, values(&tensor))
+    });
+    let weights = folder.path().join(ADAPTER_WEIGHTS);
+    write_tensors(&weights, &tensors.collect::<Vec<_>>());
+    let mut load_described = |alpha: u32| {
+        let config = format!(r#"{{"r": 3, "lora_alpha": {alpha}}}"#);
+        std::fs::write(folder.path().join(ADAPTER_CONFIG), config).unwrap();
+        weights::load(&mut learner, &weights, weights::Head::FromFile)
+    };
+    load_described(6).unwrap();
+    let error = load_described(12).unwrap_err().to_string();
+    assert!(error.contains("set adapter.alpha = 12"), "{error}");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The whole state: what changes it, and that the regions contain all of it.
 
-use safetensors::{Dtype, serialize, tensor::TensorView};
+use safetensors::{Dtype, SafeTensors, serialize, tensor::TensorView};
 
 use super::*;
 use crate::torch::{
@@ -153,6 +153,21 @@ fn exported_weights_load_into_any_memory_format() {
 }
 
 #[test]
+fn weights_in_another_number_format_are_refused_with_the_remedy() {
+    let mut learner = learner(&[]);
+    let file = export(&learner, |_| {});
+    let (bytes, zeros) = (std::fs::read(file.path()).unwrap(), [0; 20]);
+    let tensors = SafeTensors::deserialize(&bytes).unwrap().tensors();
+    let views = tensors.into_iter().map(|(name, view)| match name.as_str() {
+        "fc.bias" => (name, TensorView::new(Dtype::F16, vec![10], &zeros).unwrap()),
+        _ => (name, view),
+    });
+    std::fs::write(file.path(), serialize(views, None).unwrap()).unwrap();
+    let error = weights::load(&mut learner, file.path(), Head::FromFile).unwrap_err().to_string();
+    assert!(error.ends_with("cannot be used: fc.bias is F16; convert them to float32"), "{error}");
+}
+
+#[test]
 fn weights_of_another_network_are_refused_with_every_reason() {
     let mut learner = learner(&[]);
     let before = state(&mut learner);
@@ -165,7 +180,7 @@ fn weights_of_another_network_are_refused_with_every_reason() {
     let Error::Mismatch { problems, .. } = &error else { panic!("{error}") };
     assert_eq!(
         *problems,
-        ["conv1.weight is missing", "fc.bias is [2] F32, not [10] F32", "head.weight is unknown"]
+        ["conv1.weight is missing", "fc.bias is [2], not [10]", "head.weight is unknown"]
     );
     let text = error.to_string();
     assert!(text.contains("head.weight is unknown; other classes need model.new_head"), "{text}");
