@@ -217,6 +217,9 @@ def main():
     write("changed_view", ClippedView(lambda weight: weight[:5]).train())
     # Only PyTorch knows whether the result is a view.
     write("changed_reshaped", ClippedView(lambda weight: weight.reshape(-1)).train())
+    # Changes a buffer by an argument `out`.
+    linear = nn.utils.parametrizations.spectral_norm(nn.Linear(192, 10))
+    write("spectral_norm", nn.Sequential(nn.Flatten(), linear).train())
 
 
 if __name__ == "__main__":

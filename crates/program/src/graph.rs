@@ -189,8 +189,12 @@ impl GraphNode {
         self.arguments.iter().flat_map(|argument| argument.value.values()).collect()
     }
 
-    /// The value that it changes: by PyTorch's convention, the first of an operator whose name ends with `_`.
+    /// The value that it changes: by PyTorch's convention, the argument `out`, or the first of an operator whose name
+    /// ends with `_`.
     pub(crate) fn overwrites(&self) -> Option<ValueId> {
+        if let Some(Argument::Value(out)) = self.argument("out") {
+            return Some(*out);
+        }
         // `__and__` changes nothing.
         let is_in_place = self.operator.ends_with('_') && !self.operator.ends_with("__");
         self.uses().first().copied().filter(|_| is_in_place)
@@ -239,19 +243,19 @@ impl Graph {
     ) -> Option<(&GraphNode, T)> {
         let mut base: Vec<ValueId> = (0..self.values).map(ValueId).collect();
         for node in &self.nodes {
-            let (overwritten, uses) = (node.overwrites(), node.uses());
-            let Some(first) = uses.first().and_then(|first| base.get(first.0 as usize).copied())
-            else {
+            let overwritten = node.overwrites();
+            let seen = overwritten.or_else(|| node.uses().first().copied());
+            let Some(seen) = seen.and_then(|value| base.get(value.0 as usize).copied()) else {
                 continue;
             };
             let is_view = OperatorRule::of(node).is_some_and(|rule| rule.storage == Storage::View);
             if overwritten.is_some() || is_view {
-                node.makes().for_each(|value| base[value.0 as usize] = first);
+                node.makes().for_each(|value| base[value.0 as usize] = seen);
             }
             // These change how autograd sees it, not its values.
             let keeps_values =
                 ["aten::detach_", "aten::requires_grad_"].contains(&node.operator.as_str());
-            if let (Some(_), false, Some(found)) = (overwritten, keeps_values, kept(first)) {
+            if let (Some(_), false, Some(found)) = (overwritten, keeps_values, kept(seen)) {
                 return Some((node, found));
             }
         }

@@ -174,10 +174,7 @@ fn impossible_values(name: &str, bytes: &[u8]) -> Option<String> {
 }
 
 /// The tensors that are not f32.
-fn other_types<'a>(
-    file: &SafeTensors<'_>,
-    names: impl Iterator<Item = &'a str>,
-) -> Vec<String> {
+fn other_types<'a>(file: &SafeTensors<'_>, names: impl Iterator<Item = &'a str>) -> Vec<String> {
     let types = names.filter_map(|name| Some((name, file.tensor(name).ok()?.dtype())));
     let others = types.filter(|(_, dtype)| *dtype != Dtype::F32);
     others.map(|(name, dtype)| format!("{name} is {dtype:?}")).collect()
