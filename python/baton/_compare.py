@@ -66,8 +66,8 @@ def compare(
         The differences of all tensors; `print` shows a table.
 
     Raises:
-        TypeError, ValueError: an argument cannot be used, or the model draws random numbers that cannot be switched
-        off.
+        TypeError, ValueError: an argument cannot be used; the model draws random numbers that cannot be switched off,
+            or changes itself in each call; or the loss is not finite.
         FileNotFoundError: there is no `baton-worker`.
         ExportError: the model cannot be exported.
         RuntimeError: Baton failed or did not compute a tensor that PyTorch did.
@@ -103,13 +103,18 @@ def compare(
         else:
             outputs = output_size(exported)
             _check_target(target, outputs, task)
-        _refuse_randomness(model, inputs, loss)
+        _refuse_state_and_randomness(model, inputs, loss)
         with tempfile.TemporaryDirectory(prefix="baton-compare-") as folder:
             file = Path(folder, "model.pt2")
             save(exported, file, task, inputs, None if task == "loss" else outputs, {})
             recipe = _recipe(model, file, samples, outputs, loss, inputs)
             theirs = _probe(program, Path(folder), recipe, inputs, target, task, threads)
         ours = _eager(model, inputs, target, loss)
+    if not ours["loss"].isfinite():
+        raise ValueError(
+            f"the loss of this batch is {ours['loss'].item()}, and equal NaN would prove nothing: give finite inputs, "
+            "targets and weights"
+        )
     rows = differences(theirs, ours, _aliases(model))
     return comparison(rows, atol, threads, switched_off)
 
@@ -275,16 +280,28 @@ def _statistics(norms: dict[str, Any], in_training: bool = False) -> Tensors:
     }
 
 
-def _refuse_randomness(model: torch.nn.Module, inputs: _arguments.Inputs, loss: _Loss) -> None:
-    """Runs a copy of the model with two seeds: what is still random makes a difference."""
+def _refuse_state_and_randomness(model: torch.nn.Module, inputs: _arguments.Inputs, loss: _Loss) -> None:
+    """Runs a copy of the model twice with one seed, and once with another: what differs is state, or is random."""
     import torch
 
     model, outputs = copy.deepcopy(model), []
-    for seed in (1, 2):
+    kept = _statistics(_batch_norms(model)).keys()
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    for seed in (1, 1, 2):
         torch.manual_seed(seed)
         with torch.no_grad():
             outputs.append(torch.nan_to_num(loss.outputs(model(*inputs.args, **inputs.kwargs))))
-    if not torch.equal(*outputs):
+    if not torch.equal(*outputs[:2]):
+        changed = [
+            name
+            for name, buffer in model.named_buffers()
+            if name not in kept and not torch.equal(buffer, before.get(name, buffer))
+        ]
+        raise ValueError(
+            f"each call of the model changes {changed[0] if changed else 'a value'} that the next one uses, and of those "
+            "Baton keeps only BatchNorm's statistics: compute it from the inputs, or leave it out"
+        )
+    if not torch.equal(*outputs[1:]):
         raise ValueError(
             "the model draws random numbers that cannot be switched off here: give a copy without them, for example with "
             "a probability of 0"

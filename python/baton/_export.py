@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from baton import _arguments, _programs
+from baton import _arguments, _programs, _state
 from baton._failure import ExportError, explain
 from baton._version import VERSION
 
@@ -176,6 +176,12 @@ def trace(model: torch.nn.Module, inputs: _arguments.Inputs, max_samples: int) -
     samples = torch.export.Dim("batch", min=_arguments.MIN_SAMPLES, max=max_samples)
     # The caller's settings would be part of the graph; a recipe sets the number format.
     with in_training_mode(model), torch.enable_grad(), without_autocast(inputs):
+        # Before torch.export, which calls the model and may leave such an attribute changed.
+        if changed := _state.changing_attribute(model, inputs):
+            raise ExportError(
+                f"each call of the model changes {changed}, and the program would keep the value of its export for ever: "
+                "compute it from the inputs, or leave it out"
+            )
         try:
             program = torch.export.export(model, inputs.args, inputs.kwargs, dynamic_shapes=inputs.like({0: samples}))
         except Exception as error:

@@ -135,6 +135,18 @@ def test_random_numbers_that_stay_are_refused():
         baton.compare(Noisy(), batch())
 
 
+def test_a_model_that_changes_itself_is_refused_with_the_buffer():
+    model = nn.Sequential(nn.Flatten(), nn.utils.parametrizations.spectral_norm(nn.Linear(3 * SIDE * SIDE, CLASSES)))
+    with pytest.raises(ValueError, match=r"changes 1\.parametrizations\.weight\.0\._u that the next one uses"):
+        baton.compare(model, batch())
+
+
+def test_a_loss_of_nan_proves_nothing_and_is_refused():
+    inputs, target = batch()
+    with pytest.raises(ValueError, match="the loss of this batch is nan"):
+        baton.compare(Small(), (inputs * float("nan"), target))
+
+
 def test_a_wrong_gradient_is_found_and_shown_first(monkeypatch):
     monkeypatch.setenv("FAKE", "noise")
     found = baton.compare(Small(), batch())

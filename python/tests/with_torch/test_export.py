@@ -328,3 +328,28 @@ def test_arguments_are_checked_before_the_export(tmp_path, monkeypatch):
         export(Small(), path, task="loss")
     with pytest.raises(ValueError, match="multiply both by 255"):
         export(Small(), path, mean=[0.5] * 3, std=[0.5] * 3)
+
+
+class Annealed(nn.Module):
+    """Counts its calls, and remembers a size at the first one."""
+
+    def __init__(self, is_counting, values):
+        super().__init__()
+        self.fc, self.calls, self.size, self.is_counting = nn.Linear(4, CLASSES), [0], None, is_counting
+        self.values = values
+
+    def forward(self, x):
+        self.size = self.size or x.shape[1]
+        self.calls[0] += self.is_counting
+        # Not on the device of x, as with many models.
+        return self.fc(x) * min(1.0, self.calls[0] / 100 + 0.5) * self.values
+
+
+@pytest.mark.usefixtures("accepting")
+@pytest.mark.parametrize("values", [1.0, torch.ones(CLASSES)])
+def test_a_value_that_each_call_changes_is_refused_and_one_of_the_first_call_is_not(tmp_path, values):
+    model = nn.Sequential(Annealed(True, values), nn.Identity())
+    with pytest.raises(baton.ExportError, match=r"each call of the model changes 0\.calls from \[1\] to \[2\]"):
+        export(model, tmp_path / "net.pt2", torch.randn(3, 4))
+    assert model[0].calls == [0]
+    export(Annealed(False, values), tmp_path / "net.pt2", torch.randn(3, 4))
