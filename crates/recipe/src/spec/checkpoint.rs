@@ -45,4 +45,11 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
         format!("{}://…", scheme.unwrap_or_default()),
         "must be a folder or s3://bucket/prefix",
     );
+    // A shell expands it only at the beginning of a word; a folder of this name is a trap for `rm -r`.
+    rules.check(
+        !spec.checkpoint.dir.starts_with('~'),
+        "checkpoint.dir",
+        &spec.checkpoint.dir,
+        "must not begin with ~, which is not expanded here: write the path of the home folder, or $HOME in a shell",
+    );
 }

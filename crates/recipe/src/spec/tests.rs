@@ -203,9 +203,14 @@ fn times_too_short_for_any_rank_are_refused() {
 }
 
 #[test]
-fn a_checkpoint_folder_with_an_unknown_scheme_is_refused_without_its_password() {
+fn a_checkpoint_folder_with_an_unknown_scheme_or_a_tilde_is_refused_without_its_password() {
     let error = refused(&["checkpoint.dir='http://user:secret@host/x'"]);
     assert_eq!(error, "recipe: checkpoint.dir = http://…: must be a folder or s3://bucket/prefix");
+    let error = refused(&["checkpoint.dir='~/runs/x'"]);
+    assert!(
+        error.starts_with("recipe: checkpoint.dir = ~/runs/x: must not begin with ~"),
+        "{error}"
+    );
     for dir in ["s3://bucket/x", "/shared/x", "relative"] {
         assert!(JobSpec::from_toml(MINIMAL, &[format!("checkpoint.dir='{dir}'")]).is_ok(), "{dir}");
     }

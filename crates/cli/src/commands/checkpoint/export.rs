@@ -175,9 +175,13 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
     let weights = if args.ema { Weights::Averaged } else { Weights::Raw };
     let (path, format) = (target.path().display().to_string(), target.format());
     let (manifest, damaged, bytes) = with_store(location, move |store| {
-        let (manifest, damaged) = pick_and_skip(store, args.name.as_deref())?;
-        let bytes = target.write(float, store, &manifest, weights)?;
-        Ok((manifest, damaged, bytes))
+        let attempt = || {
+            let (manifest, damaged) = pick_and_skip(store, args.name.as_deref())?;
+            let bytes = target.write(float, store, &manifest, weights)?;
+            Ok((manifest, damaged, bytes))
+        };
+        // A job may remove the newest checkpoint meanwhile, after a newer one is there.
+        attempt().or_else(|failure| if args.name.is_none() { attempt() } else { Err(failure) })
     })
     .await?;
     let exported = json::ExportedWeights {
