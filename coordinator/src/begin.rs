@@ -1,6 +1,7 @@
 //! Starts or resumes a job from a recipe and a run folder.
 
 use std::{
+    collections::HashSet,
     fs,
     path::{self, Path, PathBuf},
     sync::Arc,
@@ -26,7 +27,8 @@ use crate::{
     clock::Clock,
     disk,
     job::JobLoop,
-    journal::Journal,
+    journal::{EntryKind, Journal, JournalEntry},
+    journal_copy::{self, JournalCopy, JournalEnd},
     metrics::JobMetrics,
     served::ServedJob,
     traces::{Timeline, Traces},
@@ -63,9 +65,10 @@ pub(crate) fn begin(args: &Args, spec: JobSpec) -> Result<RunningJob, Failure> {
         run_dir: path::absolute(&args.run_dir).map_err(crash)?.display().to_string(),
     };
     let run_dir = args.run_dir.clone();
+    let copy = copy(&spec, args, &journal, job_id)?;
     let claim = (store, claimant);
     let (job_loop, job) =
-        JobLoop::new(engine, journal, claim, run_dir, clock, metrics.clone(), traces);
+        JobLoop::new(engine, (journal, copy), claim, run_dir, clock, metrics.clone(), traces);
     let thread = thread::Builder::new()
         .name("job".to_owned())
         .spawn(move || job_loop.run())
@@ -152,6 +155,9 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Fai
         (journal, records) = open(&path)?;
     }
     if !new_run {
+        if is_apart(spec, &args.run_dir) {
+            records = catch_up(&mut journal, records, &store)?;
+        }
         refuse_lost_checkpoints(&records, &store)?;
     }
     let engine = match Engine::replay(spec, &records, clock.now()) {
@@ -183,6 +189,103 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Fai
         ),
     };
     Ok(PreparedJob { engine, journal, store, records })
+}
+
+/// Adds what the copy in the store has beyond the journal of the run folder: everything if the run folder is a new one,
+/// because the job's was lost.
+fn catch_up(
+    journal: &mut Journal,
+    records: Vec<Record>,
+    store: &Store,
+) -> Result<Vec<Record>, Failure> {
+    let failure = |error: StoreError| disk::store_failure(&error);
+    let unusable = |error: anyhow::Error| crash(format!("{error:#}"));
+    let origin = records.iter().rev().find_map(|record| match record {
+        Record::Created(origin) => Some(origin.job),
+        _ => None,
+    });
+    let job = match origin {
+        Some(job) => job,
+        None => match store.fence().and_then(|fence| store.claimant(fence)).map_err(failure)? {
+            Some(claimant) => claimant.job,
+            None => return Ok(records),
+        },
+    };
+    let here = journal.entries().map_err(unusable)?;
+    let end = JournalEnd::of(&here);
+    match journal_copy::end(store, job).map(|copied| end.is_passed_by(copied)) {
+        Ok(true) => {}
+        Ok(false) => return Ok(records),
+        // Ranks may run that hold state: this coordinator must serve them even without the store.
+        Err(_) if may_have_ranks(&records) => return Ok(records),
+        Err(error) => return Err(failure(error)),
+    }
+    if !records.is_empty() {
+        let copied = journal_copy::read(store, job).map_err(failure)?;
+        let in_copy: HashSet<&JournalEntry> = copied.iter().collect();
+        if !here.iter().all(|entry| in_copy.contains(entry)) {
+            return Err(bad_input(format!(
+                "another coordinator has continued this job, with its journal in {}: give a new --run-dir to go on \
+                 there, or start a new run here with --no-auto-resume",
+                store.location()
+            )));
+        }
+        journal.extend(copied.clone()).map_err(unusable)?;
+        return journal_copy::records(&copied).map_err(unusable);
+    }
+    let copied = journal_copy::take_over(store, job, |copied| {
+        let records = journal_copy::records(copied)?;
+        if !may_have_ranks(&records) {
+            return Ok(Vec::new());
+        }
+        // Nobody waits for the agents of the lost coordinator: those that come keep their state.
+        let reason = "the coordinator's run folder was lost".to_owned();
+        let ended = serde_json::to_string(&Record::Ended(Outcome::Drained { reason }))?;
+        let key = records.len() as u64;
+        Ok(vec![JournalEntry { kind: EntryKind::Record, key, json: ended }])
+    });
+    let copied = copied.map_err(|error| match error.downcast() {
+        Ok(error) => failure(error),
+        Err(error) => unusable(error),
+    })?;
+    let records = journal_copy::records(&copied).map_err(unusable)?;
+    if matches!(last_turn(&records), Some(Record::Ended(end)) if !end.is_resumable()) {
+        return Ok(Vec::new());
+    }
+    journal.extend(copied).map_err(unusable)?;
+    tracing::info!(%job, "continues the journal in {}", store.location());
+    Ok(records)
+}
+
+/// Copies the journal into the store, unless both would be lost together.
+fn copy(
+    spec: &JobSpec,
+    args: &Args,
+    journal: &Journal,
+    job: JobId,
+) -> Result<Option<JournalCopy>, Failure> {
+    if !is_apart(spec, &args.run_dir) {
+        return Ok(None);
+    }
+    let committed = journal.entries().map_err(|error| crash(format!("{error:#}")))?;
+    let location = store_location(spec, &args.run_dir);
+    let store = Store::open_existing_with(&location, &store_access())
+        .map_err(|error| disk::store_failure(&error))?;
+    let copy = JournalCopy::start(store, job, committed);
+    copy.map(Some).map_err(|error| crash(format!("cannot start a thread: {error}")))
+}
+
+/// Whether the store is outside of the run folder.
+fn is_apart(spec: &JobSpec, run_dir: &Path) -> bool {
+    let location = store_location(spec, run_dir);
+    if location.contains("://") {
+        return true;
+    }
+    let whole = |path: &Path| fs::canonicalize(path).or_else(|_| path::absolute(path));
+    match (whole(Path::new(&location)), whole(run_dir)) {
+        (Ok(store), Ok(run_dir)) => !store.starts_with(run_dir),
+        _ => false,
+    }
 }
 
 /// Whether a job that is complete may go on, because its recipe now says otherwise when to end early.
@@ -219,12 +322,7 @@ fn refuse_lost_checkpoints(records: &[Record], store: &Store) -> Result<(), Fail
 /// Opens the checkpoint store, and tests that it can be written, because otherwise the first save would fail hours
 /// later. If ranks may run that hold state, this coordinator must serve them even without the store.
 fn open_store(spec: &JobSpec, run_dir: &Path, may_have_ranks: bool) -> Result<Store, Failure> {
-    // The job's loop waits for the store, and tries again itself.
-    let access = BucketAccess {
-        request_timeout: Duration::from_secs(20),
-        retry_timeout: Duration::from_secs(15),
-        ..BucketAccess::default()
-    };
+    let access = store_access();
     let location = store_location(spec, run_dir);
     Store::open_with(&location, &access).or_else(|error| {
         let failure = disk::store_failure(&error);
@@ -235,6 +333,15 @@ fn open_store(spec: &JobSpec, run_dir: &Path, may_have_ranks: bool) -> Result<St
         tracing::warn!(%failure, "the checkpoint store cannot be written; ranks that run keep their state");
         Ok(store)
     })
+}
+
+/// The job's loop waits for the store, and tries again itself.
+fn store_access() -> BucketAccess {
+    BucketAccess {
+        request_timeout: Duration::from_secs(20),
+        retry_timeout: Duration::from_secs(15),
+        ..BucketAccess::default()
+    }
 }
 
 /// Whether the coordinator before this one left a generation open.

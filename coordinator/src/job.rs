@@ -28,6 +28,7 @@ use crate::{
     clock::{Clock, unix_millis},
     diagnosis, disk,
     journal::{Journal, LoggedEvent},
+    journal_copy::JournalCopy,
     mesh_secret::CurrentMeshSecret,
     metrics::JobMetrics,
     traces::Traces,
@@ -135,6 +136,8 @@ impl JobHandle {
 pub(crate) struct JobLoop {
     engine: Engine,
     journal: Journal,
+    /// The journal's copy in the store, if the store is not in the run folder.
+    copy: Option<JournalCopy>,
     store: Store,
     run_dir: PathBuf,
     clock: Clock,
@@ -173,11 +176,14 @@ const MAX_INPUTS_PER_ROUND: usize = 4_096;
 /// needs milliseconds, and there are ten thousand heartbeats per second.
 const MAX_SNAPSHOT_AGE: Duration = Duration::from_millis(100);
 
+/// Longest wait for the copy of the journal when the process ends.
+const LAST_COPY_TIMEOUT: Duration = Duration::from_secs(5);
+
 impl JobLoop {
     /// The loop of `engine`, with the time of `clock`; diagnoses are written to `run_dir`.
     pub(crate) fn new(
         engine: Engine,
-        journal: Journal,
+        (journal, copy): (Journal, Option<JournalCopy>),
         (store, claimant): (Store, Claimant),
         run_dir: PathBuf,
         clock: Clock,
@@ -197,6 +203,7 @@ impl JobLoop {
         let this = Self {
             engine,
             journal,
+            copy,
             store,
             run_dir,
             clock,
@@ -226,6 +233,9 @@ impl JobLoop {
         let mut next = Some(JobInput::from(Event::Tick));
         while self.round(next.take())? {
             next = self.next();
+        }
+        if let Some(copy) = &self.copy {
+            copy.flush_within(LAST_COPY_TIMEOUT);
         }
         Ok(())
     }
@@ -330,7 +340,9 @@ impl JobLoop {
             }
             Action::Fence(generation) => {
                 self.commit()?;
-                let answer = match self.store.claim(generation, &self.claimant) {
+                let copied = self.copy.as_ref().map_or(Ok(()), JournalCopy::flush);
+                let claimed = copied.and_then(|()| self.store.claim(generation, &self.claimant));
+                let answer = match claimed {
                     Ok(()) => Event::Fenced,
                     Err(error @ baton_checkpoint::Error::TakenOver { .. }) => {
                         Event::TakenOver { message: error.to_string() }
@@ -378,7 +390,10 @@ impl JobLoop {
 
     /// Commits the journal, then sends the messages that depend on it.
     fn commit(&mut self) -> Result<()> {
-        self.journal.commit()?;
+        let committed = self.journal.commit()?;
+        if let Some(copy) = &self.copy {
+            copy.add(committed);
+        }
         for outgoing in self.outgoing.drain(..) {
             match outgoing {
                 // The agent may have disconnected.

@@ -46,8 +46,33 @@ pub(crate) struct LoggedEvent {
 
 type JournalTable = TableDefinition<'static, u64, &'static [u8]>;
 
-/// An entry that is not committed yet: its table, its key and its JSON.
-type PendingEntry = (JournalTable, u64, Vec<u8>);
+/// An entry of the journal.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub(crate) struct JournalEntry {
+    pub(crate) kind: EntryKind,
+    /// Number among the entries of its kind, without gaps.
+    pub(crate) key: u64,
+    pub(crate) json: String,
+}
+
+/// What an entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum EntryKind {
+    /// A [`Record`]; the first has key 0.
+    Record,
+    /// A [`LoggedEvent`]; the first has key 1.
+    Event,
+}
+
+impl EntryKind {
+    fn table(self) -> JournalTable {
+        match self {
+            Self::Record => RECORDS,
+            Self::Event => EVENTS,
+        }
+    }
+}
 
 /// Pauses before a commit that failed is tried again. The ranks train meanwhile, but the coordinator answers nobody, so
 /// this must be short: without a coordinator, an agent whose machine is taken away saves by itself.
@@ -67,7 +92,7 @@ pub(crate) struct Journal {
     next_record: u64,
     next_event: u64,
     /// Entries to commit.
-    pending: Vec<PendingEntry>,
+    pending: Vec<JournalEntry>,
 }
 
 impl Journal {
@@ -115,7 +140,8 @@ impl Journal {
 
     /// Adds a record to the pending entries.
     pub(crate) fn append(&mut self, record: &Record) -> Result<()> {
-        self.pending.push((RECORDS, self.next_record, serde_json::to_vec(record)?));
+        let json = serde_json::to_string(record)?;
+        self.pending.push(JournalEntry { kind: EntryKind::Record, key: self.next_record, json });
         self.next_record += 1;
         Ok(())
     }
@@ -123,20 +149,24 @@ impl Journal {
     /// Adds an event, with the next id, to the pending entries.
     pub(crate) fn log(&mut self, unix_millis: u64, event: JobEvent) -> Result<LoggedEvent> {
         let logged = LoggedEvent { id: self.next_event, unix_millis, event };
-        self.pending.push((EVENTS, logged.id, serde_json::to_vec(&logged)?));
+        let json = serde_json::to_string(&logged)?;
+        self.pending.push(JournalEntry { kind: EntryKind::Event, key: logged.id, json });
         self.next_event += 1;
         Ok(logged)
     }
 
-    /// Makes all pending entries durable in one transaction, so with one wait for the disk. If it fails, for example
-    /// because the disk is full, waits and tries again for some seconds.
-    pub(crate) fn commit(&mut self) -> Result<()> {
+    /// Makes all pending entries durable in one transaction, so with one wait for the disk, and returns them. If it
+    /// fails, for example because the disk is full, waits and tries again for some seconds.
+    pub(crate) fn commit(&mut self) -> Result<Vec<JournalEntry>> {
         if self.pending.is_empty() {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let mut pauses = self.pauses.iter();
         loop {
-            let Err(error) = self.try_commit() else { return Ok(()) };
+            let error = match self.try_commit() {
+                Ok(committed) => return Ok(committed),
+                Err(error) => error,
+            };
             let problem = format!(
                 "the journal cannot be written ({error}); free space on the disk of the run folder, or check that disk"
             );
@@ -146,25 +176,51 @@ impl Journal {
         }
     }
 
-    fn try_commit(&mut self) -> Result<(), redb::Error> {
+    fn try_commit(&mut self) -> Result<Vec<JournalEntry>, redb::Error> {
         let database = match self.database.take() {
             Some(database) => database,
             None => Database::create(&self.path)?,
         };
         write(&database, &self.pending)?;
         self.database = Some(database);
-        self.pending.clear();
-        Ok(())
+        Ok(std::mem::take(&mut self.pending))
+    }
+
+    /// Commits the entries of a copy that follow those here.
+    pub(crate) fn extend(&mut self, copied: Vec<JournalEntry>) -> Result<()> {
+        for entry in copied {
+            let next = match entry.kind {
+                EntryKind::Record => &mut self.next_record,
+                EntryKind::Event => &mut self.next_event,
+            };
+            if entry.key == *next {
+                *next += 1;
+                self.pending.push(entry);
+            }
+        }
+        self.commit().map(drop)
+    }
+
+    /// All committed entries, records first.
+    pub(crate) fn entries(&self) -> Result<Vec<JournalEntry>> {
+        let mut all = Vec::new();
+        for kind in [EntryKind::Record, EntryKind::Event] {
+            for (key, json) in self.read_committed(kind.table(), 0)? {
+                all.push(JournalEntry { kind, key, json: String::from_utf8(json)? });
+            }
+        }
+        Ok(all)
+    }
+
+    fn read_committed(&self, table: JournalTable, first: u64) -> Result<Vec<(u64, Vec<u8>)>> {
+        let database = self.database.as_ref().ok_or_else(|| anyhow!("the journal is closed"))?;
+        entries(database, table, first, Some(FORMAT)).map_err(unreadable)
     }
 
     /// Committed events with an id above `after`, oldest first.
     pub(crate) fn events_after(&self, after: u64) -> Result<Vec<LoggedEvent>> {
-        let first = after.saturating_add(1);
-        let database = self.database.as_ref().ok_or_else(|| anyhow!("the journal is closed"))?;
-        let read = entries(database, EVENTS, first, Some(FORMAT)).and_then(|entries| {
-            entries.into_iter().map(|(key, json)| parse(EVENTS, key, &json)).collect()
-        });
-        read.map_err(|problem| anyhow!(problem.describe(Path::new("of this job"))))
+        let read = self.read_committed(EVENTS, after.saturating_add(1))?.into_iter();
+        read.map(|(key, json)| parse(EVENTS, key, &json).map_err(unreadable)).collect()
     }
 
     /// The id of the newest event; 0 before the first.
@@ -207,6 +263,11 @@ impl Problem {
             Self::System(error) => format!("{journal} cannot be used: {error}; check the disk"),
         }
     }
+}
+
+/// The error about the journal while the job runs.
+fn unreadable(problem: Problem) -> anyhow::Error {
+    anyhow!(problem.describe(Path::new("of this job")))
 }
 
 /// Sorts an error of redb.
@@ -313,10 +374,10 @@ fn upgrade(
     write.commit().map_err(unusable)
 }
 
-fn write(database: &Database, pending: &[PendingEntry]) -> Result<(), redb::Error> {
+fn write(database: &Database, pending: &[JournalEntry]) -> Result<(), redb::Error> {
     let write = database.begin_write()?;
-    for (table, key, json) in pending {
-        insert(&write, *table, *key, json)?;
+    for entry in pending {
+        insert(&write, entry.kind.table(), entry.key, entry.json.as_bytes())?;
     }
     Ok(write.commit()?)
 }

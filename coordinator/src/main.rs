@@ -18,6 +18,7 @@ mod incoming;
 mod job;
 mod job_service;
 mod journal;
+mod journal_copy;
 mod logs;
 mod mesh_secret;
 mod metrics;

@@ -68,6 +68,9 @@ train = "DIGITS/digits-train.beton"
 val = "DIGITS/digits-val.beton"
 "#;
 
+/// Begins a change of the recipe that puts checkpoints elsewhere than into the run folder.
+const STORE: &str = "checkpoint.dir=";
+
 struct Agent {
     node: String,
     ranks: u32,
@@ -451,6 +454,7 @@ impl Cluster {
         let (epochs, state) = self.newest_epoch();
         let mut undisturbed = Self::new();
         undisturbed.overrides.clone_from(&self.overrides);
+        undisturbed.overrides.retain(|entry| !entry.starts_with(STORE));
         undisturbed = undisturbed.set(&format!("train.epochs={epochs}"));
         assert!(undisturbed.run_to_the_end(1).await == state, "different after {epochs} epochs");
     }
@@ -528,7 +532,10 @@ impl Cluster {
     }
 
     fn read_store<T: Send>(&self, read: impl FnOnce(&Store) -> T + Send) -> T {
-        let location = self.run_dir().join("checkpoints").display().to_string();
+        let elsewhere = self.overrides.iter().find_map(|entry| entry.strip_prefix(STORE));
+        let location = elsewhere.map(str::to_owned);
+        let location =
+            location.unwrap_or_else(|| self.run_dir().join("checkpoints").display().to_string());
         // A store blocks, which is not allowed on the thread of an async test.
         let read = || read(&Store::open_existing(&location).expect("a store"));
         std::thread::scope(|scope| scope.spawn(read).join()).expect("it can be read")

@@ -3,7 +3,7 @@
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
 use baton_job::exit;
-use baton_proto::v1::watch_events_response::Kind;
+use baton_proto::v1::{GetStatusResponse, watch_events_response::Kind};
 use baton_tests::{Cluster, kill, stop};
 
 /// Pseudo-random but repeatable steps below `limit`, in increasing order.
@@ -276,8 +276,9 @@ async fn of_two_coordinators_on_one_store_the_older_is_fenced_and_ends_permanent
 
     let mut newer = job();
     newer.start_coordinator(&[]).await;
+    let mut events = newer.new_events().await;
     newer.start_agent("node", 1);
-    newer.events().await.next_of(Kind::TrainingStarted).await;
+    events.next_of(Kind::TrainingStarted).await;
     let (coordinator, agents) = older.finish().await;
 
     assert_eq!(
@@ -298,6 +299,44 @@ async fn of_two_coordinators_on_one_store_the_older_is_fenced_and_ends_permanent
 }
 
 #[tokio::test]
+async fn a_job_goes_on_with_its_history_when_its_run_folder_is_lost() {
+    let store = tempfile::tempdir().unwrap();
+    let dir = format!("checkpoint.dir={}", store.path().display());
+    let mut first = endless().set(&dir);
+    first.start_coordinator(&[]).await;
+    first.start_agent("node", 2);
+    let mut events = first.events().await;
+    events.saved_at(1).await;
+    kill(first.rank_pids(0)[1]);
+    events.next_of(Kind::RankFailed).await;
+    events.next_of(Kind::TrainingStarted).await;
+    events.next_of(Kind::Saved).await;
+    let before = first.status().await;
+    first.kill_coordinator().await;
+    first.kill_agent(0).await;
+    drop(first);
+
+    let mut second = endless().set(&dir);
+    second.start_coordinator(&[]).await;
+    second.start_agent("another", 1);
+    let mut events = second.events().await;
+    events.next_of(Kind::RankFailed).await;
+    events.next_of(Kind::TrainingStarted).await;
+    let again = events.next_of(Kind::TrainingStarted).await;
+    assert!(again.message.contains("from checkpoint step-"), "{}", again.message);
+    let after = second.status().await;
+    assert_eq!(after.job_id, before.job_id);
+    assert_eq!(after.recoveries_total, before.recoveries_total);
+    assert_eq!(after.generation, before.generation + 1);
+    // What counts for its budget is not forgotten either.
+    let interrupted = |status: &GetStatusResponse| status.spending.unwrap().interruption_hours;
+    assert!(0.0 < interrupted(&before) && interrupted(&before) <= interrupted(&after), "{after:?}");
+    second.end().await;
+
+    second.assert_undisturbed_bits().await;
+}
+
+#[tokio::test]
 async fn a_generation_that_another_coordinator_has_opened_is_not_opened_again() {
     let store = tempfile::tempdir().unwrap();
     let dir = format!("checkpoint.dir={}", store.path().display());
@@ -309,8 +348,9 @@ async fn a_generation_that_another_coordinator_has_opened_is_not_opened_again() 
     older.events().await.next_of(Kind::TrainingStarted).await;
     let mut newer = job();
     newer.start_coordinator(&[]).await;
+    let mut events = newer.new_events().await;
     newer.start_agent("node", 1);
-    newer.events().await.next_of(Kind::TrainingStarted).await;
+    events.next_of(Kind::TrainingStarted).await;
 
     kill(older.rank_pids(0)[0]);
 

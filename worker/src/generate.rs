@@ -190,7 +190,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn text_of(tokenizer: &Tokenizer, tokens: &[u32]) -> Result<String, Failure> {
-    tokenizer.decode_generated(tokens).map_err(|error| crash(error.to_string()))
+    tokenizer.decode_until_end(tokens).map_err(|error| crash(error.to_string()))
 }
 
 /// Prints what is new, once its last character is complete.

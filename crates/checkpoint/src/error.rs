@@ -100,6 +100,16 @@ pub enum Error {
         /// What is wrong.
         problem: String,
     },
+    /// Parts of a job's journal in the store are missing or changed.
+    #[error(
+        "the journal in {location} is damaged: {problem}; move it away: training resumes from the newest checkpoint"
+    )]
+    DamagedJournal {
+        /// The folder of its parts.
+        location: String,
+        /// What is wrong.
+        problem: String,
+    },
     /// The shards and manifest do not make a valid checkpoint.
     #[error("checkpoint {name} cannot be committed: {problem}")]
     NotCommittable {
@@ -201,6 +211,7 @@ impl Error {
             | Self::Missing { .. }
             | Self::NoReference(_)
             | Self::Damaged { .. }
+            | Self::DamagedJournal { .. }
             | Self::NewerVersion { .. }
             | Self::NoUsableCheckpoint { .. }
             | Self::CheckpointsGone { .. } => true,

@@ -126,19 +126,14 @@ impl Store {
     /// [`Error::TakenOver`] if another one has claimed this generation or a newer one; the store cannot be read
     /// or written.
     pub fn claim(&self, generation: Generation, claimant: &Claimant) -> Result<(), Error> {
-        let taken_over = |fence| Error::TakenOver {
-            location: self.location().to_owned(),
-            generation: fence,
-            by: self.named_claimant(fence),
-        };
         let text = format!("{}\n", serde_json::json!(claimant));
         if self.create(&fence_file(generation), text.as_bytes())?.is_some() {
-            return Err(taken_over(generation));
+            return Err(self.taken_over(generation));
         }
         // Read the fence last: of two concurrent claims, the one with the older generation then sees the newer one.
         let fence = self.fence()?;
         if fence > generation {
-            return Err(taken_over(fence));
+            return Err(self.taken_over(fence));
         }
         self.abandon_unfinished_below(generation)
     }
@@ -163,6 +158,15 @@ impl Store {
     /// The error of a writer of generation `mine`.
     pub(crate) fn fenced(&self, mine: Generation, fence: Generation) -> Error {
         Error::Fenced { mine, fence, by: self.named_claimant(fence) }
+    }
+
+    /// The error of a coordinator that another one has replaced.
+    pub(crate) fn taken_over(&self, fence: Generation) -> Error {
+        Error::TakenOver {
+            location: self.location().to_owned(),
+            generation: fence,
+            by: self.named_claimant(fence),
+        }
     }
 
     /// The claimant of a generation as a part of a message, or nothing if it is unknown.

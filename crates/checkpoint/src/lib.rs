@@ -4,6 +4,7 @@
 //!
 //! ```text
 //! fences/000003                           the newest generation; older ones can no longer commit
+//! journal/JOB/00000001-00000100.json      the coordinator's journal, in parts
 //! frozen/0d5c….safetensors                frozen state, written once and shared by checkpoints
 //! latest                                  name of the newest commit, for people; no code reads it
 //! step-0000000440-gen-000003/
@@ -32,6 +33,7 @@ mod fence;
 mod file;
 mod folder;
 mod frozen;
+mod journal;
 mod layout;
 mod manifest;
 mod name;
@@ -56,6 +58,7 @@ pub use digest::StateDigest;
 pub use error::{Error, NewerVersion, WRITTEN_BY_NEWER, is_full_disk};
 pub use fence::Claimant;
 pub use frozen::FrozenEntry;
+pub use journal::JournalPart;
 pub use layout::{ALIGNMENT, FlatRegion, LayoutMapping, MovedRange, StateLayout};
 pub use manifest::{Manifest, RegionInfo, ShardEntry, TensorInfo, VERSION};
 pub use name::{CheckpointReference, MANIFEST, SaveId};

@@ -229,15 +229,14 @@ impl Tokenizer {
         guarded(|| self.rules.decode(tokens, false)).map_err(Error::Tokenizer)
     }
 
-    /// The text of generated tokens, without the one that [ends](Self::ends) it.
+    /// The text of tokens up to the first one that [ends](Self::ends) it. A model stops there, and a chat template may
+    /// write a line break after it.
     ///
     /// # Errors
     /// As [`decode`](Self::decode).
-    pub fn decode_generated(&self, tokens: &[u32]) -> Result<String, Error> {
-        self.decode(match tokens {
-            [kept @ .., last] if self.ends.contains(last) => kept,
-            all => all,
-        })
+    pub fn decode_until_end(&self, tokens: &[u32]) -> Result<String, Error> {
+        let end = tokens.iter().position(|token| self.ends.contains(token));
+        self.decode(tokens.get(..end.unwrap_or(tokens.len())).unwrap_or_default())
     }
 }
 
@@ -366,6 +365,22 @@ mod tests {
         let ends = json!({"eos_token_id": [eos, text]}).to_string();
         model.write("generation_config.json", &ends);
         assert_eq!(*model.load().ends(), [eos, turn, text].into());
+    }
+
+    #[test]
+    fn a_text_is_decoded_until_its_first_end() {
+        let model = Model::new();
+        model.config(&json!({"eos_token": "<|im_end|>"}));
+        let tokenizer = model.load();
+        for (text, expected) in [
+            ("hi, you", "hi, you"),
+            ("hi, you<|im_end|>", "hi, you"),
+            ("hi, you<|im_end|>\n<|im_start|>user\n", "hi, you"),
+            ("<|im_end|>hi", ""),
+        ] {
+            let tokens = tokenizer.encode(text).unwrap();
+            assert_eq!(tokenizer.decode_until_end(&tokens).unwrap(), expected, "{text}");
+        }
     }
 
     #[test]

@@ -13,24 +13,56 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<
     u64::deserialize(deserializer).map(f64::from_bits)
 }
 
+/// A number and the integer with its bits.
+pub(crate) trait HasBits: Copy {
+    /// The integer.
+    type Bits: Serialize + for<'de> Deserialize<'de>;
+    fn bits(self) -> Self::Bits;
+    fn of_bits(bits: Self::Bits) -> Self;
+}
+
+impl HasBits for f32 {
+    type Bits = u32;
+
+    fn bits(self) -> u32 {
+        self.to_bits()
+    }
+
+    fn of_bits(bits: u32) -> Self {
+        Self::from_bits(bits)
+    }
+}
+
+impl HasBits for f64 {
+    type Bits = u64;
+
+    fn bits(self) -> u64 {
+        self.to_bits()
+    }
+
+    fn of_bits(bits: u64) -> Self {
+        Self::from_bits(bits)
+    }
+}
+
 /// Lists of numbers.
 pub(crate) mod of_each {
-    use super::{Deserialize, Deserializer, Serializer};
+    use super::{Deserialize, Deserializer, HasBits, Serializer};
 
     /// Writes a list.
-    pub(crate) fn serialize<S: Serializer>(
-        values: &[f32],
+    pub(crate) fn serialize<T: HasBits, S: Serializer>(
+        values: &[T],
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(values.iter().map(|value| value.to_bits()))
+        serializer.collect_seq(values.iter().map(|value| value.bits()))
     }
 
     /// Reads a list.
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+    pub(crate) fn deserialize<'de, T: HasBits, D: Deserializer<'de>>(
         deserializer: D,
-    ) -> Result<Vec<f32>, D::Error> {
-        let bits = Vec::<u32>::deserialize(deserializer)?;
-        Ok(bits.into_iter().map(f32::from_bits).collect())
+    ) -> Result<Vec<T>, D::Error> {
+        let bits = Vec::<T::Bits>::deserialize(deserializer)?;
+        Ok(bits.into_iter().map(T::of_bits).collect())
     }
 }
 
@@ -40,7 +72,7 @@ mod tests {
 
     #[test]
     fn json_keeps_every_bit_of_a_number() {
-        let sums = Sums { loss: f64::NEG_INFINITY, others: vec![0.1], count: 1 };
+        let sums = Sums { loss: f64::NEG_INFINITY, others: vec![0.1, f64::INFINITY], count: 1 };
         let evaluation = BatchEvaluation {
             sums,
             predictions: vec![f32::MIN_POSITIVE, f32::INFINITY],

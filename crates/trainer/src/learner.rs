@@ -82,6 +82,7 @@ pub struct Sums {
     #[serde(with = "bits")]
     pub loss: f64,
     /// Sums of the task's other metrics that are means, in the order of `baton_recipe::task::metrics`.
+    #[serde(with = "bits::of_each")]
     pub others: Vec<f64>,
     /// Samples.
     pub count: u64,

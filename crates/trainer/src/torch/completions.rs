@@ -67,16 +67,18 @@ impl Completions {
         if interrupted {
             return Ok(None);
         }
-        let text = |tokens: &[i64]| {
-            let tokens = tokens.iter().map(|token| u32::try_from(*token).unwrap_or_default());
-            let tokens: Vec<u32> = tokens.collect();
-            tokenizer.decode_generated(&tokens).map_err(|error| failed(&error))
+        let ids = |tokens: &[i64]| -> Vec<u32> {
+            tokens.iter().map(|token| u32::try_from(*token).unwrap_or_default()).collect()
+        };
+        let until_end = |tokens: &[i64]| {
+            tokenizer.decode_until_end(&ids(tokens)).map_err(|error| failed(&error))
         };
         let texts = prompts.iter().zip(references).zip(written);
         let texts = texts.map(|((prompt, reference), written)| {
-            let (prompt, sample) = (text(&prompt.tokens)?, prompt.number);
-            let (reference, text) = (text(&reference)?, text(&written)?);
-            Ok(GeneratedText { sample, prompt, reference, text })
+            // A chat has ends of turns in its prompt.
+            let shown = tokenizer.decode(&ids(&prompt.tokens)).map_err(|error| failed(&error))?;
+            let (reference, text) = (until_end(&reference)?, until_end(&written)?);
+            Ok(GeneratedText { sample: prompt.number, prompt: shown, reference, text })
         });
         texts.collect::<Result<_, Error>>().map(Some)
     }

@@ -367,7 +367,8 @@ fn an_evaluation_continues_the_prompts_of_samples() {
     let ids = |text: &str| -> Vec<i64> {
         tokenizer.encode(text).unwrap().into_iter().map(i64::from).collect()
     };
-    let (prompts, end) = ([ids("hi you"), ids("a b c")], ids("hi</s>"));
+    // A turn before, and what a template writes after the end of one.
+    let (prompts, end) = ([ids("hi you"), ids("hi</s>\na b c")], ids("hi</s>\n"));
     let (mut tokens, mut labels) = (Vec::new(), Vec::new());
     for prompt in &prompts {
         tokens.extend(prompt.iter().chain(&end));
@@ -390,7 +391,7 @@ fn an_evaluation_continues_the_prompts_of_samples() {
         assert_eq!(text.sample, 40 + position as u64);
         assert_eq!(
             (text.prompt.as_str(), text.reference.as_str()),
-            (["hi you", "a b c"][position], "hi")
+            (["hi you", "hi</s>\na b c"][position], "hi")
         );
     }
     assert_eq!(texts.len(), 2);

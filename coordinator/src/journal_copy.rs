@@ -1,0 +1,484 @@
+//! A copy of the journal in the checkpoint store: when the run folder is lost, a coordinator elsewhere continues the job
+//! with its budget, history and events.
+//!
+//! The file in the run folder comes first, and the job does not wait for the copy; a store that is out of reach gets the
+//! entries later. There is one exception: a generation is opened only once the copy has everything up to it. So a
+//! coordinator that continues from the copy knows of every generation that ranks have seen, and the store has to be
+//! reachable for the fence of the generation anyway.
+
+use std::{
+    sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    thread,
+    time::{Duration, Instant},
+};
+
+use baton_checkpoint::{Error, JournalPart, Store};
+use baton_job::{JobId, engine::Record};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::journal::{EntryKind, JournalEntry};
+
+/// The format that this build writes, and the newest that it reads.
+const FORMAT: u64 = 1;
+/// Number of parts that are joined to one, and of such parts to a larger one.
+const JOINED: u64 = 100;
+/// Attempts to add the next part while another coordinator adds parts.
+const TAKE_OVER_ATTEMPTS: u32 = 20;
+/// Pauses between attempts while the store is out of reach.
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// Content of a part: JSON, and its BLAKE3 digest in the line below.
+#[derive(Debug, Serialize, Deserialize)]
+struct PartContent {
+    format: u64,
+    /// Makes every part another one: of two coordinators that add the same entries, one is refused.
+    id: Uuid,
+    /// The end of the journal after this part.
+    end: JournalEnd,
+    entries: Vec<JournalEntry>,
+}
+
+impl PartContent {
+    fn new(end: JournalEnd, entries: Vec<JournalEntry>) -> Self {
+        Self { format: FORMAT, id: Uuid::new_v4(), end, entries }
+    }
+}
+
+/// Keys of the next entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct JournalEnd {
+    record: u64,
+    event: u64,
+}
+
+impl JournalEnd {
+    pub(crate) const EMPTY: Self = Self { record: 0, event: 1 };
+
+    /// The end of a journal with these entries.
+    pub(crate) fn of(entries: &[JournalEntry]) -> Self {
+        entries.iter().fold(Self::EMPTY, Self::after)
+    }
+
+    fn after(self, entry: &JournalEntry) -> Self {
+        match entry.kind {
+            EntryKind::Record => Self { record: self.record.max(entry.key + 1), ..self },
+            EntryKind::Event => Self { event: self.event.max(entry.key + 1), ..self },
+        }
+    }
+
+    /// Whether a journal of this end has the entry.
+    fn has(self, entry: &JournalEntry) -> bool {
+        match entry.kind {
+            EntryKind::Record => entry.key < self.record,
+            EntryKind::Event => entry.key < self.event,
+        }
+    }
+
+    /// Whether the other journal has entries beyond this end.
+    pub(crate) fn is_passed_by(self, other: Self) -> bool {
+        other.record > self.record || other.event > self.event
+    }
+}
+
+/// The end of the job's journal in the store.
+pub(crate) fn end(store: &Store, job: JobId) -> Result<JournalEnd, Error> {
+    match store.journal_parts(job)?.last() {
+        Some(last) => Ok(read_part(store, job, *last)?.end),
+        None => Ok(JournalEnd::EMPTY),
+    }
+}
+
+/// All entries of the job's journal in the store.
+pub(crate) fn read(store: &Store, job: JobId) -> Result<Vec<JournalEntry>, Error> {
+    let mut all = Vec::new();
+    for part in store.journal_parts(job)? {
+        all.extend(read_part(store, job, part)?.entries);
+    }
+    Ok(all)
+}
+
+/// All entries, after those have been added that `added` returns for them. From then on the coordinator before this one
+/// can add nothing, even if it still runs.
+pub(crate) fn take_over(
+    store: &Store,
+    job: JobId,
+    added: impl Fn(&[JournalEntry]) -> anyhow::Result<Vec<JournalEntry>>,
+) -> anyhow::Result<Vec<JournalEntry>> {
+    let mut attempt = 1;
+    loop {
+        let number = store.journal_parts(job)?.last().map_or(1, |part| part.last + 1);
+        let mut all = read(store, job)?;
+        let entries = added(&all)?;
+        if entries.is_empty() {
+            return Ok(all);
+        }
+        all.extend(entries.iter().cloned());
+        let content = PartContent::new(JournalEnd::of(&all), entries);
+        let part = JournalPart { first: number, last: number };
+        match store.add_to_journal(job, part, &encode(&content)?) {
+            Ok(()) => return Ok(all),
+            // The other coordinator was faster.
+            Err(Error::TakenOver { .. }) if attempt < TAKE_OVER_ATTEMPTS => attempt += 1,
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// The records among the entries.
+pub(crate) fn records(entries: &[JournalEntry]) -> anyhow::Result<Vec<Record>> {
+    let records = entries.iter().filter(|entry| entry.kind == EntryKind::Record);
+    records.map(|entry| Ok(serde_json::from_str(&entry.json)?)).collect()
+}
+
+fn read_part(store: &Store, job: JobId, part: JournalPart) -> Result<PartContent, Error> {
+    let bytes = store.read_journal(job, part)?;
+    decode(&bytes).map_err(|problem| store.damaged_journal(job, &format!("part {part} {problem}")))
+}
+
+fn encode(content: &PartContent) -> Result<Vec<u8>, serde_json::Error> {
+    let json = serde_json::to_string(content)?;
+    let digest = blake3::hash(json.as_bytes()).to_hex();
+    Ok(format!("{json}\n{digest}\n").into_bytes())
+}
+
+fn decode(bytes: &[u8]) -> Result<PartContent, String> {
+    let text = str::from_utf8(bytes).map_err(|error| error.to_string())?;
+    let lines = text.strip_suffix('\n').and_then(|text| text.rsplit_once('\n'));
+    let (json, digest) = lines.ok_or("is cut short")?;
+    if blake3::hash(json.as_bytes()).to_hex().as_str() != digest {
+        return Err("does not match its digest".to_owned());
+    }
+    let content: PartContent = serde_json::from_str(json).map_err(|error| error.to_string())?;
+    match content.format {
+        ..=FORMAT => Ok(content),
+        newer => {
+            Err(format!("was written by a newer Baton (format {newer}, this one reads {FORMAT})"))
+        }
+    }
+}
+
+/// Sends entries to the thread that copies them.
+pub(crate) struct JournalCopy {
+    tasks: Sender<Task>,
+}
+
+enum Task {
+    Add(Vec<JournalEntry>),
+    /// Copy everything so far, and answer.
+    Flush(Sender<Result<(), Error>>),
+}
+
+impl JournalCopy {
+    /// Copies what the store lacks of `committed`, and all that is added later.
+    ///
+    /// # Errors
+    /// The system cannot start a thread.
+    pub(crate) fn start(
+        store: Store,
+        job: JobId,
+        committed: Vec<JournalEntry>,
+    ) -> std::io::Result<Self> {
+        let (tasks, receiver) = mpsc::channel();
+        let copier = Copier { store, job, next: None, waiting: committed, unanswered: None };
+        thread::Builder::new()
+            .name("journal-copy".to_owned())
+            .spawn(move || copier.run(&receiver))?;
+        // At once: a coordinator that has been replaced can then add nothing any more.
+        let _ = tasks.send(Task::Add(Vec::new()));
+        Ok(Self { tasks })
+    }
+
+    /// Adds committed entries.
+    pub(crate) fn add(&self, committed: Vec<JournalEntry>) {
+        if !committed.is_empty() {
+            // The thread has ended if another coordinator writes the copy; flushing then says so.
+            let _ = self.tasks.send(Task::Add(committed));
+        }
+    }
+
+    /// Waits until everything is copied, or an attempt has failed.
+    ///
+    /// # Errors
+    /// The store cannot be written; [`Error::TakenOver`] if another coordinator has continued the journal.
+    pub(crate) fn flush(&self) -> Result<(), Error> {
+        // Without an answer the thread has panicked, which must not end the job.
+        self.asked().recv().unwrap_or(Ok(()))
+    }
+
+    /// Waits until everything is copied, at most for `timeout`, before this process ends.
+    pub(crate) fn flush_within(&self, timeout: Duration) {
+        match self.asked().recv_timeout(timeout) {
+            Ok(Ok(())) | Err(RecvTimeoutError::Disconnected) => {}
+            Ok(Err(_)) | Err(RecvTimeoutError::Timeout) => tracing::warn!(
+                "the newest entries of the journal are only in the run folder, not in the checkpoint store"
+            ),
+        }
+    }
+
+    fn asked(&self) -> Receiver<Result<(), Error>> {
+        let (answer, answered) = mpsc::channel();
+        let _ = self.tasks.send(Task::Flush(answer));
+        answered
+    }
+}
+
+/// The thread's state.
+struct Copier {
+    store: Store,
+    job: JobId,
+    /// Number of the next part, and the end of those in the store; `None` before the store has been read.
+    next: Option<(u64, JournalEnd)>,
+    /// Entries that are in no part yet.
+    waiting: Vec<JournalEntry>,
+    /// A part that may be in the store: the answer may have been lost, so its bytes must stay the same.
+    unanswered: Option<(Vec<u8>, JournalEnd)>,
+}
+
+impl Copier {
+    fn run(mut self, tasks: &Receiver<Task>) {
+        let mut retry: Option<Instant> = None;
+        let mut pause = FIRST_PAUSE;
+        let mut taken_over = false;
+        loop {
+            let received = match retry {
+                Some(at) => tasks.recv_timeout(at.saturating_duration_since(Instant::now())),
+                None => tasks.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            };
+            let flush = match received {
+                Ok(Task::Add(entries)) => {
+                    self.waiting.extend(entries);
+                    if retry.is_some() {
+                        continue;
+                    }
+                    None
+                }
+                Ok(Task::Flush(answer)) => Some(answer),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => return,
+            };
+            if taken_over && flush.is_none() {
+                continue;
+            }
+            let copied = self.copy();
+            match &copied {
+                Ok(()) => {
+                    if retry.take().is_some() {
+                        tracing::info!("the journal is copied into the checkpoint store again");
+                    }
+                    pause = FIRST_PAUSE;
+                }
+                Err(error) => {
+                    taken_over = matches!(error, Error::TakenOver { .. });
+                    if retry.is_none() && !taken_over {
+                        tracing::warn!(%error, "the journal cannot be copied into the checkpoint store; later again");
+                    }
+                    retry = (!taken_over).then(|| Instant::now() + pause);
+                    pause = LONGEST_PAUSE.min(pause * 2);
+                }
+            }
+            if let Some(answer) = flush {
+                let _ = answer.send(copied);
+            }
+        }
+    }
+
+    /// Adds all waiting entries to the copy.
+    fn copy(&mut self) -> Result<(), Error> {
+        let (mut number, mut end) = match self.next {
+            Some(next) => next,
+            None => self.find_end()?,
+        };
+        loop {
+            let (bytes, end_after) = match self.unanswered.take() {
+                Some(unanswered) => unanswered,
+                None if self.waiting.is_empty() => return Ok(()),
+                None => {
+                    let entries = std::mem::take(&mut self.waiting);
+                    let end = entries.iter().fold(end, JournalEnd::after);
+                    (self.encoded(&PartContent::new(end, entries))?, end)
+                }
+            };
+            let part = JournalPart { first: number, last: number };
+            if let Err(error) = self.store.add_to_journal(self.job, part, &bytes) {
+                self.unanswered = Some((bytes, end_after));
+                return Err(error);
+            }
+            for joined in [JOINED, JOINED * JOINED] {
+                if number.is_multiple_of(joined) {
+                    let part = JournalPart { first: number - joined + 1, last: number };
+                    // Best effort: without it, only reading takes longer.
+                    let _ = self.join(part);
+                }
+            }
+            (number, end) = (number + 1, end_after);
+            self.next = Some((number, end));
+        }
+    }
+
+    /// Finds the number of the next part, and drops the waiting entries that are in the store.
+    fn find_end(&mut self) -> Result<(u64, JournalEnd), Error> {
+        let parts = self.store.journal_parts(self.job)?;
+        let end = match parts.last() {
+            Some(last) => read_part(&self.store, self.job, *last)?.end,
+            None => JournalEnd::EMPTY,
+        };
+        self.waiting.retain(|entry| !end.has(entry));
+        let next = (parts.last().map_or(1, |part| part.last + 1), end);
+        self.next = Some(next);
+        Ok(next)
+    }
+
+    /// Replaces parts by one that has all their entries.
+    fn join(&self, joined: JournalPart) -> Result<(), Error> {
+        let parts = self.store.journal_parts(self.job)?.into_iter();
+        let inside = parts.filter(|part| part.first >= joined.first && part.last <= joined.last);
+        let contents = inside.map(|part| read_part(&self.store, self.job, part));
+        let contents = contents.collect::<Result<Vec<_>, _>>()?;
+        let Some(end) = contents.last().map(|content| content.end) else { return Ok(()) };
+        let entries = contents.into_iter().flat_map(|content| content.entries).collect();
+        let bytes = self.encoded(&PartContent::new(end, entries))?;
+        self.store.add_to_journal(self.job, joined, &bytes)?;
+        self.store.remove_joined(self.job, joined)
+    }
+
+    fn encoded(&self, content: &PartContent) -> Result<Vec<u8>, Error> {
+        encode(content).map_err(|error| self.store.damaged_journal(self.job, &error.to_string()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(kind: EntryKind, key: u64) -> JournalEntry {
+        JournalEntry { kind, key, json: format!("{{\"number\":{key}}}") }
+    }
+
+    fn records(keys: std::ops::Range<u64>) -> Vec<JournalEntry> {
+        keys.map(|key| entry(EntryKind::Record, key)).collect()
+    }
+
+    const JOB: JobId = JobId(Uuid::nil());
+
+    fn folder_store(folder: &tempfile::TempDir) -> Store {
+        Store::open(folder.path().to_str().unwrap()).unwrap()
+    }
+
+    fn start(folder: &tempfile::TempDir, committed: Vec<JournalEntry>) -> JournalCopy {
+        JournalCopy::start(folder_store(folder), JOB, committed).unwrap()
+    }
+
+    #[test]
+    fn a_copy_has_every_entry_once_through_restarts() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut all = records(0..2);
+        all.push(entry(EntryKind::Event, 1));
+        for lives in 0..3 {
+            // A coordinator that starts again offers all that its run folder has.
+            let copy = start(&folder, all.clone());
+            copy.flush().unwrap();
+            let added =
+                vec![entry(EntryKind::Record, 2 + lives), entry(EntryKind::Event, 2 + lives)];
+            copy.add(added.clone());
+            copy.flush().unwrap();
+            all.extend(added);
+            let store = folder_store(&folder);
+            assert_eq!(read(&store, JOB).unwrap(), all);
+            assert_eq!(end(&store, JOB).unwrap(), JournalEnd::of(&all));
+        }
+    }
+
+    #[test]
+    fn many_parts_are_joined() {
+        let folder = tempfile::tempdir().unwrap();
+        let copy = start(&folder, Vec::new());
+        for key in 0..JOINED + 3 {
+            copy.add(records(key..key + 1));
+            copy.flush().unwrap();
+        }
+        let store = folder_store(&folder);
+        assert_eq!(store.journal_parts(JOB).unwrap().len(), 4);
+        assert_eq!(read(&store, JOB).unwrap(), records(0..JOINED + 3));
+    }
+
+    #[test]
+    fn of_two_coordinators_only_one_continues_the_copy() {
+        let folder = tempfile::tempdir().unwrap();
+        let first = start(&folder, records(0..1));
+        first.flush().unwrap();
+        let second = start(&folder, records(0..1));
+        second.add(records(1..2));
+        second.flush().unwrap();
+        first.add(vec![entry(EntryKind::Event, 1)]);
+        for _ in 0..2 {
+            let error = first.flush().unwrap_err();
+            assert!(matches!(error, Error::TakenOver { .. }), "{error}");
+        }
+        assert_eq!(read(&folder_store(&folder), JOB).unwrap(), records(0..2));
+    }
+
+    #[test]
+    fn a_coordinator_that_is_taken_over_adds_nothing_any_more() {
+        let folder = tempfile::tempdir().unwrap();
+        let older = start(&folder, records(0..2));
+        older.flush().unwrap();
+        let store = folder_store(&folder);
+        // While the new one reads, the older one adds a part once more.
+        let is_first = std::cell::Cell::new(true);
+        let added = |all: &[JournalEntry]| {
+            if is_first.take() {
+                older.add(records(2..3));
+                older.flush()?;
+            }
+            Ok(records(all.len() as u64..all.len() as u64 + 1))
+        };
+        assert_eq!(take_over(&store, JOB, added).unwrap(), records(0..4));
+        older.add(records(3..4));
+        assert!(matches!(older.flush(), Err(Error::TakenOver { .. })));
+        assert_eq!(take_over(&store, JOB, |_| Ok(Vec::new())).unwrap(), records(0..4));
+    }
+
+    #[test]
+    fn a_store_that_is_out_of_reach_gets_the_entries_later() {
+        let folder = tempfile::tempdir().unwrap();
+        let copy = start(&folder, records(0..1));
+        copy.flush().unwrap();
+        let away = folder.path().with_extension("away");
+        std::fs::rename(folder.path(), &away).unwrap();
+        // A file in its place: not even root can create a folder below it.
+        std::fs::write(folder.path(), "").unwrap();
+        copy.add(records(1..2));
+        copy.flush().unwrap_err();
+        copy.add(records(2..3));
+        std::fs::remove_file(folder.path()).unwrap();
+        std::fs::rename(&away, folder.path()).unwrap();
+        copy.flush().unwrap();
+        assert_eq!(read(&folder_store(&folder), JOB).unwrap(), records(0..3));
+    }
+
+    #[test]
+    fn a_damaged_part_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        start(&folder, records(0..1)).flush().unwrap();
+        let part = folder.path().join(format!("journal/{JOB}/00000001-00000001.json"));
+        let whole = std::fs::read(&part).unwrap();
+        for (damaged, problem) in [
+            (whole[..whole.len() - 2].to_vec(), "is cut short"),
+            ([b"x", &whole[..]].concat(), "does not match its digest"),
+        ] {
+            std::fs::write(&part, damaged).unwrap();
+            let error = read(&folder_store(&folder), JOB).unwrap_err().to_string();
+            assert!(error.contains("part 00000001-00000001") && error.contains(problem), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_part_of_a_newer_version_is_refused() {
+        let end = JournalEnd::EMPTY;
+        let newer = PartContent { format: FORMAT + 1, ..PartContent::new(end, Vec::new()) };
+        let error = decode(&encode(&newer).unwrap()).unwrap_err();
+        assert!(error.contains("newer Baton (format 2, this one reads 1)"), "{error}");
+    }
+}
