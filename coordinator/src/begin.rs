@@ -155,7 +155,8 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Fai
         (journal, records) = open(&path)?;
     }
     if !new_run {
-        if is_apart(spec, &args.run_dir) {
+        // Ranks that may run must not wait for the store; an older journal then ends at the next generation.
+        if !may_have_ranks(&records) && is_apart(spec, &args.run_dir) {
             records = catch_up(&mut journal, records, &store)?;
         }
         refuse_lost_checkpoints(&records, &store)?;
@@ -213,12 +214,8 @@ fn catch_up(
     };
     let here = journal.entries().map_err(unusable)?;
     let end = JournalEnd::of(&here);
-    match journal_copy::end(store, job).map(|copied| end.is_passed_by(copied)) {
-        Ok(true) => {}
-        Ok(false) => return Ok(records),
-        // Ranks may run that hold state: this coordinator must serve them even without the store.
-        Err(_) if may_have_ranks(&records) => return Ok(records),
-        Err(error) => return Err(failure(error)),
+    if !end.is_passed_by(journal_copy::end(store, job).map_err(failure)?) {
+        return Ok(records);
     }
     if !records.is_empty() {
         let copied = journal_copy::read(store, job).map_err(failure)?;

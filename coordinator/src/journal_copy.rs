@@ -7,6 +7,7 @@
 //! reachable for the fence of the generation anyway.
 
 use std::{
+    collections::HashSet,
     sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
     thread,
     time::{Duration, Instant},
@@ -161,10 +162,10 @@ fn decode(bytes: &[u8]) -> Result<PartContent, String> {
 
 /// Sends entries to the thread that copies them.
 pub(crate) struct JournalCopy {
-    tasks: Sender<Task>,
+    tasks: Sender<CopyTask>,
 }
 
-enum Task {
+enum CopyTask {
     Add(Vec<JournalEntry>),
     /// Copy everything so far, and answer.
     Flush(Sender<Result<(), Error>>),
@@ -186,7 +187,7 @@ impl JournalCopy {
             .name("journal-copy".to_owned())
             .spawn(move || copier.run(&receiver))?;
         // At once: a coordinator that has been replaced can then add nothing any more.
-        let _ = tasks.send(Task::Add(Vec::new()));
+        let _ = tasks.send(CopyTask::Add(Vec::new()));
         Ok(Self { tasks })
     }
 
@@ -194,7 +195,7 @@ impl JournalCopy {
     pub(crate) fn add(&self, committed: Vec<JournalEntry>) {
         if !committed.is_empty() {
             // The thread has ended if another coordinator writes the copy; flushing then says so.
-            let _ = self.tasks.send(Task::Add(committed));
+            let _ = self.tasks.send(CopyTask::Add(committed));
         }
     }
 
@@ -219,7 +220,7 @@ impl JournalCopy {
 
     fn asked(&self) -> Receiver<Result<(), Error>> {
         let (answer, answered) = mpsc::channel();
-        let _ = self.tasks.send(Task::Flush(answer));
+        let _ = self.tasks.send(CopyTask::Flush(answer));
         answered
     }
 }
@@ -237,7 +238,7 @@ struct Copier {
 }
 
 impl Copier {
-    fn run(mut self, tasks: &Receiver<Task>) {
+    fn run(mut self, tasks: &Receiver<CopyTask>) {
         let mut retry: Option<Instant> = None;
         let mut pause = FIRST_PAUSE;
         let mut taken_over = false;
@@ -247,14 +248,14 @@ impl Copier {
                 None => tasks.recv().map_err(|_| RecvTimeoutError::Disconnected),
             };
             let flush = match received {
-                Ok(Task::Add(entries)) => {
+                Ok(CopyTask::Add(entries)) => {
                     self.waiting.extend(entries);
                     if retry.is_some() {
                         continue;
                     }
                     None
                 }
-                Ok(Task::Flush(answer)) => Some(answer),
+                Ok(CopyTask::Flush(answer)) => Some(answer),
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => return,
             };
@@ -318,14 +319,24 @@ impl Copier {
     }
 
     /// Finds the number of the next part, and drops the waiting entries that are in the store.
+    ///
+    /// # Errors
+    /// [`Error::TakenOver`] if the newest part has entries that are not here: this run folder is an older copy, or another
+    /// coordinator has continued the job.
     fn find_end(&mut self) -> Result<(u64, JournalEnd), Error> {
         let parts = self.store.journal_parts(self.job)?;
-        let end = match parts.last() {
-            Some(last) => read_part(&self.store, self.job, *last)?.end,
-            None => JournalEnd::EMPTY,
+        let next = match parts.last() {
+            Some(last) => {
+                let content = read_part(&self.store, self.job, *last)?;
+                let here: HashSet<&JournalEntry> = self.waiting.iter().collect();
+                if !content.entries.iter().all(|entry| here.contains(entry)) {
+                    return Err(self.store.journal_taken_over());
+                }
+                self.waiting.retain(|entry| !content.end.has(entry));
+                (last.last + 1, content.end)
+            }
+            None => (1, JournalEnd::EMPTY),
         };
-        self.waiting.retain(|entry| !end.has(entry));
-        let next = (parts.last().map_or(1, |part| part.last + 1), end);
         self.next = Some(next);
         Ok(next)
     }
@@ -438,6 +449,21 @@ mod tests {
         older.add(records(3..4));
         assert!(matches!(older.flush(), Err(Error::TakenOver { .. })));
         assert_eq!(take_over(&store, JOB, |_| Ok(Vec::new())).unwrap(), records(0..4));
+    }
+
+    #[test]
+    fn an_older_copy_of_the_run_folder_adds_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        start(&folder, records(0..3)).flush().unwrap();
+        let other = JournalEntry { json: "{}".to_owned(), ..entry(EntryKind::Record, 2) };
+        let of_another_course = [records(0..2), vec![other], records(3..5)].concat();
+        for committed in [records(0..2), of_another_course] {
+            let older = start(&folder, committed);
+            older.add(records(5..6));
+            let error = older.flush().unwrap_err();
+            assert!(matches!(error, Error::TakenOver { .. }), "{error}");
+        }
+        assert_eq!(read(&folder_store(&folder), JOB).unwrap(), records(0..3));
     }
 
     #[test]

@@ -121,6 +121,8 @@ def main():
     options = common.parser(__doc__)
     options.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     arguments = common.read_arguments(options)
+    # Padded long texts take PEFT half a minute per step.
+    common.TIMEOUT_SECONDS = 900
     on_gpu = arguments.device == "cuda"
     ranks, memory_of = (1, gpu_mib) if on_gpu else (2, peak_mib)
     common_settings = [f"cluster.device={arguments.device}", f"train.global_batch={ranks * BATCH}"]

@@ -185,7 +185,7 @@ fn launch(
 
     let volume = volume(api, &job)?;
     let has_volume = volume.is_some() || args.volume_gb.is_some();
-    check_flags(args, &job, &spec, volume.is_some(), has_volume).map_err(bad_input)?;
+    check_flags(args, &job, &spec, volume.is_some()).map_err(bad_input)?;
     let coordinator =
         existing.as_ref().map(|stack| CoordinatorMachine::of(api, stack)).transpose()?.flatten();
     if let (Some(CoordinatorMachine { zone, .. }), Some(requested)) = (&coordinator, &args.zone)
@@ -285,13 +285,7 @@ fn create(
 ///
 /// # Errors
 /// One line: what cannot be used, and what to do.
-fn check_flags(
-    args: &Args,
-    job: &Job,
-    spec: &JobSpec,
-    volume_exists: bool,
-    has_volume: bool,
-) -> Result<(), String> {
+fn check_flags(args: &Args, job: &Job, spec: &JobSpec, volume_exists: bool) -> Result<(), String> {
     if volume_exists && args.nodes > 1 {
         return Err(format!(
             "{job} has a volume, which only one machine can use: for several nodes, choose another job name with --name"
@@ -313,17 +307,6 @@ fn check_flags(
                 args.nodes * gpus
             ));
         }
-    }
-    let limits = &spec.limits;
-    if args.nodes == 1
-        && !has_volume
-        && (limits.max_hours.is_some() || limits.max_dollars.is_some())
-    {
-        return Err(
-            "limits.max_hours and limits.max_dollars are counted in the journal; without a volume, the journal is lost with the \
-             machine and the count restarts from zero: add --volume-gb 10"
-                .to_owned(),
-        );
     }
     Ok(())
 }
@@ -778,8 +761,7 @@ mod tests {
                 &["train.virtual_ranks=16"],
                 Some("--volume-gb"),
             ),
-            (&[], &["limits.max_hours=1.0"], Some("add --volume-gb")),
-            (&["--volume-gb", "9"], &["limits.max_hours=1.0"], None),
+            (&[], &["limits.max_hours=1.0"], None),
             (
                 &["--nodes", "2"],
                 &["train.virtual_ranks=16", "cluster.max_ranks=16", "limits.max_hours=1.0"],
@@ -787,8 +769,7 @@ mod tests {
             ),
         ] {
             let args = args(flags);
-            let has_volume = args.volume_gb.is_some();
-            let checked = check_flags(&args, &job(), &spec(overrides), false, has_volume);
+            let checked = check_flags(&args, &job(), &spec(overrides), false);
             match (checked, expected) {
                 (Ok(()), None) => {}
                 (Err(error), Some(expected)) if error.contains(expected) => {}
@@ -797,7 +778,7 @@ mod tests {
         }
         let two = args(&["--nodes", "2"]);
         let spec = spec(&["train.virtual_ranks=16"]);
-        let error = check_flags(&two, &job(), &spec, true, true).unwrap_err();
+        let error = check_flags(&two, &job(), &spec, true).unwrap_err();
         assert!(error.contains("another job"), "{error}");
     }
 

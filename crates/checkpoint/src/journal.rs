@@ -92,8 +92,14 @@ impl Store {
     pub fn add_to_journal(&self, job: JobId, part: JournalPart, bytes: &[u8]) -> Result<(), Error> {
         match self.create(&part_file(job, part), bytes)? {
             None => Ok(()),
-            Some(_) => Err(self.taken_over(self.fence()?)),
+            Some(_) => Err(self.journal_taken_over()),
         }
+    }
+
+    /// The error of a coordinator whose journal another one has continued.
+    #[must_use]
+    pub fn journal_taken_over(&self) -> Error {
+        self.taken_over(self.fence().unwrap_or_default())
     }
 
     /// Removes the parts inside `joined`, which has their commits.
