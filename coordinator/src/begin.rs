@@ -1,7 +1,6 @@
 //! Starts or resumes a job from a recipe and a run folder.
 
 use std::{
-    collections::HashSet,
     fs,
     path::{self, Path, PathBuf},
     sync::Arc,
@@ -155,9 +154,12 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Fai
         (journal, records) = open(&path)?;
     }
     if !new_run {
-        // Ranks that may run must not wait for the store; an older journal then ends at the next generation.
+        // Ranks that may run must not wait for the store; the fence ends an older journal.
         if !may_have_ranks(&records) && is_apart(spec, &args.run_dir) {
-            records = catch_up(&mut journal, records, &store)?;
+            match job_of(&records) {
+                Some(job) => refuse_older_folder(&journal, job, &store)?,
+                None => records = continue_lost_job(&mut journal, spec, &store)?,
+            }
         }
         refuse_lost_checkpoints(&records, &store)?;
     }
@@ -192,66 +194,87 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Fai
     Ok(PreparedJob { engine, journal, store, records })
 }
 
-/// Adds what the copy in the store has beyond the journal of the run folder: everything if the run folder is a new one,
-/// because the job's was lost.
-fn catch_up(
+/// Refuses the run folder of a job that another coordinator has continued since, with the journal's copy.
+fn refuse_older_folder(journal: &Journal, job: JobId, store: &Store) -> Result<(), Failure> {
+    let copied = journal_copy::end(store, job).unwrap_or_else(|error| {
+        tracing::warn!(%error, "the copy of the journal in the checkpoint store cannot be read");
+        JournalEnd::EMPTY
+    });
+    let here = journal.entries().map_err(|error| crash(format!("{error:#}")))?;
+    if !JournalEnd::of(&here).is_passed_by(copied) {
+        return Ok(());
+    }
+    Err(bad_input(format!(
+        "another coordinator has continued this job, with its journal in {}: go on there, or give a new --run-dir, or \
+         start a new run here with --no-auto-resume",
+        store.location()
+    )))
+}
+
+/// Continues the job that used the store last, whose run folder is lost, with the copy of its journal. Returns its
+/// records, or none if there is no such job. Training resumes from the newest checkpoint in either case.
+fn continue_lost_job(
     journal: &mut Journal,
-    records: Vec<Record>,
+    spec: &JobSpec,
     store: &Store,
 ) -> Result<Vec<Record>, Failure> {
-    let failure = |error: StoreError| disk::store_failure(&error);
-    let unusable = |error: anyhow::Error| crash(format!("{error:#}"));
-    let origin = records.iter().rev().find_map(|record| match record {
-        Record::Created(origin) => Some(origin.job),
-        _ => None,
-    });
-    let job = match origin {
-        Some(job) => job,
-        None => match store.fence().and_then(|fence| store.claimant(fence)).map_err(failure)? {
-            Some(claimant) => claimant.job,
-            None => return Ok(records),
-        },
-    };
-    let here = journal.entries().map_err(unusable)?;
-    let end = JournalEnd::of(&here);
-    if !end.is_passed_by(journal_copy::end(store, job).map_err(failure)?) {
-        return Ok(records);
-    }
-    if !records.is_empty() {
-        let copied = journal_copy::read(store, job).map_err(failure)?;
-        let in_copy: HashSet<&JournalEntry> = copied.iter().collect();
-        if !here.iter().all(|entry| in_copy.contains(entry)) {
+    let has_budget = spec.limits.max_hours.is_some() || spec.limits.max_dollars.is_some();
+    let taken = match take_over_lost_job(store) {
+        Ok(taken) => taken,
+        // It would be spent a second time without anybody's consent.
+        Err(error) if has_budget => {
             return Err(bad_input(format!(
-                "another coordinator has continued this job, with its journal in {}: give a new --run-dir to go on \
-                 there, or start a new run here with --no-auto-resume",
-                store.location()
+                "the used part of the budget is unknown: {error:#}; move that folder away: training resumes from the newest \
+                 checkpoint, and hours count from zero"
             )));
         }
-        journal.extend(copied.clone()).map_err(unusable)?;
-        return journal_copy::records(&copied).map_err(unusable);
+        Err(error) => {
+            tracing::warn!("the history of the job before is lost: {error:#}");
+            Vec::new()
+        }
+    };
+    let unusable = |error: anyhow::Error| crash(format!("{error:#}"));
+    let records = journal_copy::records(&taken).map_err(unusable)?;
+    if !records.is_empty() {
+        journal.extend(taken).map_err(unusable)?;
+        tracing::info!("continues the job with the journal in {}", store.location());
     }
-    let copied = journal_copy::take_over(store, job, |copied| {
+    Ok(records)
+}
+
+/// All entries of the job, with two that end the course of the lost coordinator; none if its job cannot continue.
+fn take_over_lost_job(store: &Store) -> anyhow::Result<Vec<JournalEntry>> {
+    let fence = store.fence()?;
+    let Some(Claimant { job, .. }) = store.claimant(fence)? else { return Ok(Vec::new()) };
+    let can_continue = |records: &[Record]| match last_turn(records) {
+        None => false,
+        Some(Record::Ended(outcome)) => outcome.is_resumable(),
+        Some(_) => true,
+    };
+    let all = journal_copy::take_over(store, job, |copied| {
         let records = journal_copy::records(copied)?;
-        if !may_have_ranks(&records) {
+        if !can_continue(&records) {
             return Ok(Vec::new());
         }
+        let opened = records.iter().rev().find_map(|record| match record {
+            Record::Opened { generation, .. } => Some(*generation),
+            _ => None,
+        });
+        // The copy may lack the last generation that ranks have seen.
+        let missing = opened.is_none_or(|opened| opened < fence);
+        let missing =
+            missing.then_some(Record::Opened { generation: fence, placements: Vec::new() });
         // Nobody waits for the agents of the lost coordinator: those that come keep their state.
         let reason = "the coordinator's run folder was lost".to_owned();
-        let ended = serde_json::to_string(&Record::Ended(Outcome::Drained { reason }))?;
-        let key = records.len() as u64;
-        Ok(vec![JournalEntry { kind: EntryKind::Record, key, json: ended }])
-    });
-    let copied = copied.map_err(|error| match error.downcast() {
-        Ok(error) => failure(error),
-        Err(error) => unusable(error),
+        let added = missing.into_iter().chain([Record::Ended(Outcome::Drained { reason })]);
+        let entries = (records.len() as u64..).zip(added).map(|(key, record)| {
+            let json = serde_json::to_string(&record)?;
+            Ok(JournalEntry { kind: EntryKind::Record, key, json })
+        });
+        entries.collect()
     })?;
-    let records = journal_copy::records(&copied).map_err(unusable)?;
-    if matches!(last_turn(&records), Some(Record::Ended(end)) if !end.is_resumable()) {
-        return Ok(Vec::new());
-    }
-    journal.extend(copied).map_err(unusable)?;
-    tracing::info!(%job, "continues the journal in {}", store.location());
-    Ok(records)
+    let can_continue = can_continue(&journal_copy::records(&all)?);
+    Ok(if can_continue { all } else { Vec::new() })
 }
 
 /// Copies the journal into the store, unless both would be lost together.
@@ -344,6 +367,14 @@ fn store_access() -> BucketAccess {
 /// Whether the coordinator before this one left a generation open.
 fn may_have_ranks(records: &[Record]) -> bool {
     matches!(last_turn(records), Some(Record::Opened { .. }))
+}
+
+/// The job of a journal.
+fn job_of(records: &[Record]) -> Option<JobId> {
+    records.iter().rev().find_map(|record| match record {
+        Record::Created(origin) => Some(origin.job),
+        _ => None,
+    })
 }
 
 /// The newest record of the job's course: it was created, opened a generation, or ended.

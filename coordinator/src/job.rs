@@ -234,8 +234,10 @@ impl JobLoop {
         while self.round(next.take())? {
             next = self.next();
         }
-        if let Some(copy) = &self.copy {
-            copy.flush_within(LAST_COPY_TIMEOUT);
+        if let Some(copy) = &self.copy
+            && !copy.flush(LAST_COPY_TIMEOUT)
+        {
+            warn!("the newest entries of the journal are only in the run folder");
         }
         Ok(())
     }
@@ -340,9 +342,7 @@ impl JobLoop {
             }
             Action::Fence(generation) => {
                 self.commit()?;
-                let copied = self.copy.as_ref().map_or(Ok(()), JournalCopy::flush);
-                let claimed = copied.and_then(|()| self.store.claim(generation, &self.claimant));
-                let answer = match claimed {
+                let answer = match self.store.claim(generation, &self.claimant) {
                     Ok(()) => Event::Fenced,
                     Err(error @ baton_checkpoint::Error::TakenOver { .. }) => {
                         Event::TakenOver { message: error.to_string() }

@@ -1,10 +1,10 @@
 //! A copy of the journal in the checkpoint store: when the run folder is lost, a coordinator elsewhere continues the job
 //! with its budget, history and events.
 //!
-//! The file in the run folder comes first, and the job does not wait for the copy; a store that is out of reach gets the
-//! entries later. There is one exception: a generation is opened only once the copy has everything up to it. So a
-//! coordinator that continues from the copy knows of every generation that ranks have seen, and the store has to be
-//! reachable for the fence of the generation anyway.
+//! The file in the run folder comes first. The job never waits for the copy, and nothing that happens to the copy ends it:
+//! which coordinator may open generations is decided by the fence alone. A store that is out of reach gets the entries
+//! later, a damaged copy is made anew when a coordinator starts, and one that another coordinator has continued gets no
+//! more.
 
 use std::{
     collections::HashSet,
@@ -26,6 +26,8 @@ const FORMAT: u64 = 1;
 const JOINED: u64 = 100;
 /// Attempts to add the next part while another coordinator adds parts.
 const TAKE_OVER_ATTEMPTS: u32 = 20;
+/// Attempts to read all parts while another coordinator joins some.
+const READ_ATTEMPTS: u32 = 3;
 /// Pauses between attempts while the store is out of reach.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
@@ -85,23 +87,27 @@ impl JournalEnd {
 
 /// The end of the job's journal in the store.
 pub(crate) fn end(store: &Store, job: JobId) -> Result<JournalEnd, Error> {
-    match store.journal_parts(job)?.last() {
-        Some(last) => Ok(read_part(store, job, *last)?.end),
-        None => Ok(JournalEnd::EMPTY),
-    }
+    let parts = store.journal_parts(job)?;
+    Ok(newest(store, job, &parts)?.map_or(JournalEnd::EMPTY, |content| content.end))
+}
+
+/// The content of the newest part that has one.
+fn newest(store: &Store, job: JobId, parts: &[JournalPart]) -> Result<Option<PartContent>, Error> {
+    let mut contents = parts.iter().rev().map(|part| read_part(store, job, *part));
+    contents.find_map(Result::transpose).transpose()
 }
 
 /// All entries of the job's journal in the store.
 pub(crate) fn read(store: &Store, job: JobId) -> Result<Vec<JournalEntry>, Error> {
     let mut all = Vec::new();
     for part in store.journal_parts(job)? {
-        all.extend(read_part(store, job, part)?.entries);
+        all.extend(read_part(store, job, part)?.into_iter().flat_map(|content| content.entries));
     }
     Ok(all)
 }
 
-/// All entries, after those have been added that `added` returns for them. From then on the coordinator before this one
-/// can add nothing, even if it still runs.
+/// All entries, after those have been added that `added` returns for them. If there are any, the coordinator before this
+/// one adds nothing afterwards, even if it still runs.
 pub(crate) fn take_over(
     store: &Store,
     job: JobId,
@@ -110,7 +116,14 @@ pub(crate) fn take_over(
     let mut attempt = 1;
     loop {
         let number = store.journal_parts(job)?.last().map_or(1, |part| part.last + 1);
-        let mut all = read(store, job)?;
+        let mut all = match read(store, job) {
+            // The other coordinator may just have joined the parts that are being read.
+            Err(Error::DamagedJournal { .. }) if attempt < READ_ATTEMPTS => {
+                attempt += 1;
+                continue;
+            }
+            read => read?,
+        };
         let entries = added(&all)?;
         if entries.is_empty() {
             return Ok(all);
@@ -121,7 +134,7 @@ pub(crate) fn take_over(
         match store.add_to_journal(job, part, &encode(&content)?) {
             Ok(()) => return Ok(all),
             // The other coordinator was faster.
-            Err(Error::TakenOver { .. }) if attempt < TAKE_OVER_ATTEMPTS => attempt += 1,
+            Err(Error::JournalContinued { .. }) if attempt < TAKE_OVER_ATTEMPTS => attempt += 1,
             Err(error) => return Err(error.into()),
         }
     }
@@ -133,9 +146,14 @@ pub(crate) fn records(entries: &[JournalEntry]) -> anyhow::Result<Vec<Record>> {
     records.map(|entry| Ok(serde_json::from_str(&entry.json)?)).collect()
 }
 
-fn read_part(store: &Store, job: JobId, part: JournalPart) -> Result<PartContent, Error> {
+/// The content of a part; `None` if it is empty: without hard links, a crash may leave a name without content.
+fn read_part(store: &Store, job: JobId, part: JournalPart) -> Result<Option<PartContent>, Error> {
     let bytes = store.read_journal(job, part)?;
-    decode(&bytes).map_err(|problem| store.damaged_journal(job, &format!("part {part} {problem}")))
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    let content = decode(&bytes).map(Some);
+    content.map_err(|problem| store.damaged_journal(job, &format!("part {part} {problem}")))
 }
 
 fn encode(content: &PartContent) -> Result<Vec<u8>, serde_json::Error> {
@@ -168,7 +186,7 @@ pub(crate) struct JournalCopy {
 enum CopyTask {
     Add(Vec<JournalEntry>),
     /// Copy everything so far, and answer.
-    Flush(Sender<Result<(), Error>>),
+    Flush(Sender<bool>),
 }
 
 impl JournalCopy {
@@ -194,34 +212,16 @@ impl JournalCopy {
     /// Adds committed entries.
     pub(crate) fn add(&self, committed: Vec<JournalEntry>) {
         if !committed.is_empty() {
-            // The thread has ended if another coordinator writes the copy; flushing then says so.
+            // An error means that the thread has panicked, which must not end the job.
             let _ = self.tasks.send(CopyTask::Add(committed));
         }
     }
 
-    /// Waits until everything is copied, or an attempt has failed.
-    ///
-    /// # Errors
-    /// The store cannot be written; [`Error::TakenOver`] if another coordinator has continued the journal.
-    pub(crate) fn flush(&self) -> Result<(), Error> {
-        // Without an answer the thread has panicked, which must not end the job.
-        self.asked().recv().unwrap_or(Ok(()))
-    }
-
-    /// Waits until everything is copied, at most for `timeout`, before this process ends.
-    pub(crate) fn flush_within(&self, timeout: Duration) {
-        match self.asked().recv_timeout(timeout) {
-            Ok(Ok(())) | Err(RecvTimeoutError::Disconnected) => {}
-            Ok(Err(_)) | Err(RecvTimeoutError::Timeout) => tracing::warn!(
-                "the newest entries of the journal are only in the run folder, not in the checkpoint store"
-            ),
-        }
-    }
-
-    fn asked(&self) -> Receiver<Result<(), Error>> {
+    /// Waits until everything is copied, at most for `timeout`, before this process ends. Returns whether it is.
+    pub(crate) fn flush(&self, timeout: Duration) -> bool {
         let (answer, answered) = mpsc::channel();
         let _ = self.tasks.send(CopyTask::Flush(answer));
-        answered
+        matches!(answered.recv_timeout(timeout), Ok(true))
     }
 }
 
@@ -241,7 +241,7 @@ impl Copier {
     fn run(mut self, tasks: &Receiver<CopyTask>) {
         let mut retry: Option<Instant> = None;
         let mut pause = FIRST_PAUSE;
-        let mut taken_over = false;
+        let mut has_stopped = false;
         loop {
             let received = match retry {
                 Some(at) => tasks.recv_timeout(at.saturating_duration_since(Instant::now())),
@@ -259,28 +259,31 @@ impl Copier {
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            if taken_over && flush.is_none() {
-                continue;
-            }
-            let copied = self.copy();
+            let copied = if has_stopped { Ok(false) } else { self.copy().map(|()| true) };
             match &copied {
-                Ok(()) => {
+                Ok(true) => {
                     if retry.take().is_some() {
                         tracing::info!("the journal is copied into the checkpoint store again");
                     }
                     pause = FIRST_PAUSE;
                 }
+                Ok(false) => self.waiting.clear(),
+                Err(error @ Error::JournalContinued { .. }) => {
+                    tracing::warn!(
+                        "{error}; the copy gets no more, and training goes on with the journal in the run folder"
+                    );
+                    (has_stopped, retry) = (true, None);
+                }
                 Err(error) => {
-                    taken_over = matches!(error, Error::TakenOver { .. });
-                    if retry.is_none() && !taken_over {
+                    if retry.is_none() {
                         tracing::warn!(%error, "the journal cannot be copied into the checkpoint store; later again");
                     }
-                    retry = (!taken_over).then(|| Instant::now() + pause);
+                    retry = Some(Instant::now() + pause);
                     pause = LONGEST_PAUSE.min(pause * 2);
                 }
             }
             if let Some(answer) = flush {
-                let _ = answer.send(copied);
+                let _ = answer.send(copied.unwrap_or(false));
             }
         }
     }
@@ -302,7 +305,10 @@ impl Copier {
                 }
             };
             let part = JournalPart { first: number, last: number };
-            if let Err(error) = self.store.add_to_journal(self.job, part, &bytes) {
+            let added = self
+                .check_before(number)
+                .and_then(|()| self.store.add_to_journal(self.job, part, &bytes));
+            if let Err(error) = added {
                 self.unanswered = Some((bytes, end_after));
                 return Err(error);
             }
@@ -321,24 +327,55 @@ impl Copier {
     /// Finds the number of the next part, and drops the waiting entries that are in the store.
     ///
     /// # Errors
-    /// [`Error::TakenOver`] if the newest part has entries that are not here: this run folder is an older copy, or another
-    /// coordinator has continued the job.
+    /// [`Error::JournalContinued`] if the newest part has entries that are not here: this run folder is an older copy, or
+    /// another coordinator has continued the job.
     fn find_end(&mut self) -> Result<(u64, JournalEnd), Error> {
-        let parts = self.store.journal_parts(self.job)?;
-        let next = match parts.last() {
-            Some(last) => {
-                let content = read_part(&self.store, self.job, *last)?;
-                let here: HashSet<&JournalEntry> = self.waiting.iter().collect();
-                if !content.entries.iter().all(|entry| here.contains(entry)) {
-                    return Err(self.store.journal_taken_over());
-                }
-                self.waiting.retain(|entry| !content.end.has(entry));
-                (last.last + 1, content.end)
+        let read = self.store.journal_parts(self.job).and_then(|parts| {
+            Ok((
+                parts.last().map_or(1, |part| part.last + 1),
+                newest(&self.store, self.job, &parts)?,
+            ))
+        });
+        let (number, content) = match read {
+            Err(error @ Error::DamagedJournal { .. }) => {
+                tracing::warn!("{error}; the journal is copied anew");
+                return self.copy_anew();
             }
-            None => (1, JournalEnd::EMPTY),
+            read => read?,
         };
-        self.next = Some(next);
-        Ok(next)
+        let mut end = JournalEnd::EMPTY;
+        if let Some(content) = content {
+            let here: HashSet<&JournalEntry> = self.waiting.iter().collect();
+            if !content.entries.iter().all(|entry| here.contains(entry)) {
+                return Err(self.store.continued_journal(self.job));
+            }
+            self.waiting.retain(|entry| !content.end.has(entry));
+            end = content.end;
+        }
+        self.next = Some((number, end));
+        Ok((number, end))
+    }
+
+    /// Adds one part that covers all others and has everything that the run folder has.
+    fn copy_anew(&mut self) -> Result<(u64, JournalEnd), Error> {
+        let last = self.store.last_journal_number(self.job)? + 1;
+        let end = JournalEnd::of(&self.waiting);
+        let bytes = self.encoded(&PartContent::new(end, self.waiting.clone()))?;
+        self.store.add_to_journal(self.job, JournalPart { first: 1, last }, &bytes)?;
+        self.waiting.clear();
+        self.next = Some((last + 1, end));
+        Ok((last + 1, end))
+    }
+
+    /// Checks that the parts before this one are in the store: where a disk is not mounted, an empty folder takes its place,
+    /// and the part would be missing when the disk is back.
+    fn check_before(&self, number: u64) -> Result<(), Error> {
+        let last = self.store.journal_parts(self.job)?.last().map_or(0, |part| part.last);
+        // The part itself may be there, if its answer was lost.
+        if last + 1 >= number {
+            return Ok(());
+        }
+        Err(self.store.damaged_journal(self.job, &format!("commit {} is missing", last + 1)))
     }
 
     /// Replaces parts by one that has all their entries.
@@ -346,7 +383,8 @@ impl Copier {
         let parts = self.store.journal_parts(self.job)?.into_iter();
         let inside = parts.filter(|part| part.first >= joined.first && part.last <= joined.last);
         let contents = inside.map(|part| read_part(&self.store, self.job, part));
-        let contents = contents.collect::<Result<Vec<_>, _>>()?;
+        let contents: Vec<PartContent> =
+            contents.filter_map(Result::transpose).collect::<Result<_, _>>()?;
         let Some(end) = contents.last().map(|content| content.end) else { return Ok(()) };
         let entries = contents.into_iter().flat_map(|content| content.entries).collect();
         let bytes = self.encoded(&PartContent::new(end, entries))?;
@@ -377,6 +415,8 @@ mod tests {
         Store::open(folder.path().to_str().unwrap()).unwrap()
     }
 
+    const TIMEOUT: Duration = Duration::from_secs(60);
+
     fn start(folder: &tempfile::TempDir, committed: Vec<JournalEntry>) -> JournalCopy {
         JournalCopy::start(folder_store(folder), JOB, committed).unwrap()
     }
@@ -389,11 +429,11 @@ mod tests {
         for lives in 0..3 {
             // A coordinator that starts again offers all that its run folder has.
             let copy = start(&folder, all.clone());
-            copy.flush().unwrap();
+            assert!(copy.flush(TIMEOUT));
             let added =
                 vec![entry(EntryKind::Record, 2 + lives), entry(EntryKind::Event, 2 + lives)];
             copy.add(added.clone());
-            copy.flush().unwrap();
+            assert!(copy.flush(TIMEOUT));
             all.extend(added);
             let store = folder_store(&folder);
             assert_eq!(read(&store, JOB).unwrap(), all);
@@ -407,7 +447,7 @@ mod tests {
         let copy = start(&folder, Vec::new());
         for key in 0..JOINED + 3 {
             copy.add(records(key..key + 1));
-            copy.flush().unwrap();
+            assert!(copy.flush(TIMEOUT));
         }
         let store = folder_store(&folder);
         assert_eq!(store.journal_parts(JOB).unwrap().len(), 4);
@@ -418,15 +458,14 @@ mod tests {
     fn of_two_coordinators_only_one_continues_the_copy() {
         let folder = tempfile::tempdir().unwrap();
         let first = start(&folder, records(0..1));
-        first.flush().unwrap();
+        assert!(first.flush(TIMEOUT));
         let second = start(&folder, records(0..1));
         second.add(records(1..2));
-        second.flush().unwrap();
+        assert!(second.flush(TIMEOUT));
         first.add(vec![entry(EntryKind::Event, 1)]);
-        for _ in 0..2 {
-            let error = first.flush().unwrap_err();
-            assert!(matches!(error, Error::TakenOver { .. }), "{error}");
-        }
+        assert!(!first.flush(TIMEOUT));
+        first.add(vec![entry(EntryKind::Event, 2)]);
+        assert!(!first.flush(TIMEOUT));
         assert_eq!(read(&folder_store(&folder), JOB).unwrap(), records(0..2));
     }
 
@@ -434,60 +473,95 @@ mod tests {
     fn a_coordinator_that_is_taken_over_adds_nothing_any_more() {
         let folder = tempfile::tempdir().unwrap();
         let older = start(&folder, records(0..2));
-        older.flush().unwrap();
+        assert!(older.flush(TIMEOUT));
         let store = folder_store(&folder);
         // While the new one reads, the older one adds a part once more.
         let is_first = std::cell::Cell::new(true);
         let added = |all: &[JournalEntry]| {
             if is_first.take() {
                 older.add(records(2..3));
-                older.flush()?;
+                assert!(older.flush(TIMEOUT));
             }
             Ok(records(all.len() as u64..all.len() as u64 + 1))
         };
         assert_eq!(take_over(&store, JOB, added).unwrap(), records(0..4));
         older.add(records(3..4));
-        assert!(matches!(older.flush(), Err(Error::TakenOver { .. })));
+        assert!(!older.flush(TIMEOUT));
         assert_eq!(take_over(&store, JOB, |_| Ok(Vec::new())).unwrap(), records(0..4));
     }
 
     #[test]
     fn an_older_copy_of_the_run_folder_adds_nothing() {
         let folder = tempfile::tempdir().unwrap();
-        start(&folder, records(0..3)).flush().unwrap();
+        assert!(start(&folder, records(0..3)).flush(TIMEOUT));
         let other = JournalEntry { json: "{}".to_owned(), ..entry(EntryKind::Record, 2) };
         let of_another_course = [records(0..2), vec![other], records(3..5)].concat();
         for committed in [records(0..2), of_another_course] {
             let older = start(&folder, committed);
             older.add(records(5..6));
-            let error = older.flush().unwrap_err();
-            assert!(matches!(error, Error::TakenOver { .. }), "{error}");
+            assert!(!older.flush(TIMEOUT));
         }
         assert_eq!(read(&folder_store(&folder), JOB).unwrap(), records(0..3));
+    }
+
+    #[test]
+    fn a_damaged_copy_is_made_anew_from_the_run_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let copy = start(&folder, Vec::new());
+        for key in 0..3 {
+            copy.add(records(key..key + 1));
+            assert!(copy.flush(TIMEOUT));
+        }
+        drop(copy);
+        std::fs::remove_file(folder.path().join(format!("journal/{JOB}/00000002-00000002.json")))
+            .unwrap();
+        let store = folder_store(&folder);
+        assert!(read(&store, JOB).is_err());
+        let copy = start(&folder, records(0..4));
+        assert!(copy.flush(TIMEOUT));
+        copy.add(records(4..5));
+        assert!(copy.flush(TIMEOUT));
+        assert_eq!(read(&store, JOB).unwrap(), records(0..5));
+    }
+
+    #[test]
+    fn nothing_is_added_while_another_folder_is_in_place_of_the_store() {
+        let folder = tempfile::tempdir().unwrap();
+        let copy = start(&folder, records(0..1));
+        assert!(copy.flush(TIMEOUT));
+        let away = folder.path().with_extension("away");
+        std::fs::rename(folder.path(), &away).unwrap();
+        std::fs::create_dir(folder.path()).unwrap();
+        copy.add(records(1..2));
+        assert!(!copy.flush(TIMEOUT));
+        std::fs::remove_dir_all(folder.path()).unwrap();
+        std::fs::rename(&away, folder.path()).unwrap();
+        assert!(copy.flush(TIMEOUT));
+        assert_eq!(read(&folder_store(&folder), JOB).unwrap(), records(0..2));
     }
 
     #[test]
     fn a_store_that_is_out_of_reach_gets_the_entries_later() {
         let folder = tempfile::tempdir().unwrap();
         let copy = start(&folder, records(0..1));
-        copy.flush().unwrap();
+        assert!(copy.flush(TIMEOUT));
         let away = folder.path().with_extension("away");
         std::fs::rename(folder.path(), &away).unwrap();
         // A file in its place: not even root can create a folder below it.
         std::fs::write(folder.path(), "").unwrap();
         copy.add(records(1..2));
-        copy.flush().unwrap_err();
+        assert!(!copy.flush(TIMEOUT));
         copy.add(records(2..3));
         std::fs::remove_file(folder.path()).unwrap();
         std::fs::rename(&away, folder.path()).unwrap();
-        copy.flush().unwrap();
+        assert!(copy.flush(TIMEOUT));
         assert_eq!(read(&folder_store(&folder), JOB).unwrap(), records(0..3));
     }
 
     #[test]
     fn a_damaged_part_is_named() {
         let folder = tempfile::tempdir().unwrap();
-        start(&folder, records(0..1)).flush().unwrap();
+        assert!(start(&folder, records(0..1)).flush(TIMEOUT));
         let part = folder.path().join(format!("journal/{JOB}/00000001-00000001.json"));
         let whole = std::fs::read(&part).unwrap();
         for (damaged, problem) in [
@@ -498,6 +572,19 @@ mod tests {
             let error = read(&folder_store(&folder), JOB).unwrap_err().to_string();
             assert!(error.contains("part 00000001-00000001") && error.contains(problem), "{error}");
         }
+    }
+
+    #[test]
+    fn a_name_without_content_that_a_crash_has_left_is_no_damage() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(start(&folder, records(0..1)).flush(TIMEOUT));
+        std::fs::write(folder.path().join(format!("journal/{JOB}/00000002-00000002.json")), "")
+            .unwrap();
+        let store = folder_store(&folder);
+        assert_eq!(end(&store, JOB).unwrap(), JournalEnd::of(&records(0..1)));
+        assert!(start(&folder, records(0..2)).flush(TIMEOUT));
+        assert_eq!(read(&store, JOB).unwrap(), records(0..2));
+        assert_eq!(store.journal_parts(JOB).unwrap().len(), 3);
     }
 
     #[test]

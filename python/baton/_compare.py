@@ -285,26 +285,27 @@ def _refuse_state_and_randomness(model: torch.nn.Module, inputs: _arguments.Inpu
     import torch
 
     model, outputs = copy.deepcopy(model), []
-    kept = _statistics(_batch_norms(model)).keys()
+    norms = _batch_norms(model)
+    kept = {*_statistics(norms), *(f"{path}.num_batches_tracked" if path else "num_batches_tracked" for path in norms)}
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
         with torch.no_grad():
             outputs.append(torch.nan_to_num(loss.outputs(model(*inputs.args, **inputs.kwargs))))
-    if not torch.equal(*outputs[:2]):
-        changed = [
-            name
-            for name, buffer in model.named_buffers()
-            if name not in kept and not torch.equal(buffer, before.get(name, buffer))
-        ]
+    changed = [
+        name
+        for name, buffer in model.named_buffers()
+        if name not in kept and not torch.equal(buffer, before.get(name, buffer))
+    ]
+    if changed and not torch.equal(*outputs[:2]):
         raise ValueError(
-            f"each call of the model changes {changed[0] if changed else 'a value'} that the next one uses, and of those "
-            "Baton keeps only BatchNorm's statistics: compute it from the inputs, or leave it out"
+            f"each call of the model changes {changed[0]} that the next one uses, and of buffers Baton keeps only "
+            "BatchNorm's statistics: compute it from the inputs, or leave it out"
         )
-    if not torch.equal(*outputs[1:]):
+    if not torch.equal(*outputs[:2]) or not torch.equal(*outputs[1:]):
         raise ValueError(
-            "the model draws random numbers that cannot be switched off here: give a copy without them, for example with "
-            "a probability of 0"
+            "the model draws random numbers that cannot be switched off here, or keeps a value from call to call: give a "
+            "copy without them, for example with a probability of 0"
         )
 
 

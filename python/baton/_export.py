@@ -179,8 +179,8 @@ def trace(model: torch.nn.Module, inputs: _arguments.Inputs, max_samples: int) -
         # Before torch.export, which calls the model and may leave such an attribute changed.
         if changed := _state.changing_attribute(model, inputs):
             raise ExportError(
-                f"each call of the model changes {changed}, and the program would keep the value of its export for ever: "
-                "compute it from the inputs, or leave it out"
+                f"each call of the model changes {changed}, and a program would keep its value for ever: compute it from "
+                "the inputs, or leave it out, also if it only counts"
             )
         try:
             program = torch.export.export(model, inputs.args, inputs.kwargs, dynamic_shapes=inputs.like({0: samples}))

@@ -39,8 +39,10 @@ fn an_empty_machine_with_only_the_bucket_continues_the_job() {
 
         let mut second = machine();
         second.start_coordinator(&[]).await;
+        // Those of the first machine are in the bucket too.
+        let mut events = second.new_events().await;
         second.start_agent("second", 3);
-        let started = second.events().await.next_of(Kind::TrainingStarted).await;
+        let started = events.next_of(Kind::TrainingStarted).await;
         assert!(started.message.contains("written by 2 ranks"), "{}", started.message);
         second.end().await;
     });

@@ -101,14 +101,18 @@ pub enum Error {
         problem: String,
     },
     /// Parts of a job's journal in the store are missing or changed.
-    #[error(
-        "the journal in {location} is damaged: {problem}; move it away: training resumes from the newest checkpoint"
-    )]
+    #[error("the journal in {location} is damaged: {problem}")]
     DamagedJournal {
         /// The folder of its parts.
         location: String,
         /// What is wrong.
         problem: String,
+    },
+    /// Another coordinator has continued the job's journal in the store.
+    #[error("another coordinator has continued the journal in {location}")]
+    JournalContinued {
+        /// The folder of its parts.
+        location: String,
     },
     /// The shards and manifest do not make a valid checkpoint.
     #[error("checkpoint {name} cannot be committed: {problem}")]
@@ -212,6 +216,7 @@ impl Error {
             | Self::NoReference(_)
             | Self::Damaged { .. }
             | Self::DamagedJournal { .. }
+            | Self::JournalContinued { .. }
             | Self::NewerVersion { .. }
             | Self::NoUsableCheckpoint { .. }
             | Self::CheckpointsGone { .. } => true,

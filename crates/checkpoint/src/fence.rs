@@ -161,7 +161,7 @@ impl Store {
     }
 
     /// The error of a coordinator that another one has replaced.
-    pub(crate) fn taken_over(&self, fence: Generation) -> Error {
+    fn taken_over(&self, fence: Generation) -> Error {
         Error::TakenOver {
             location: self.location().to_owned(),
             generation: fence,

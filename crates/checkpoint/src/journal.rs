@@ -1,8 +1,9 @@
 //! Parts of a job's journal in the store, so that the journal survives the loss of the run folder.
 //!
 //! A part is created once, under the numbers of the first and the last commit in it: `journal/JOB/00000001-00000001.json`.
-//! Its content is the coordinator's. As every number is written once, two coordinators cannot both add the next part.
-//! Some hundred parts are later joined to one that covers them, so that a long journal is read in few requests.
+//! Its content is the coordinator's. As a part is created only once, two coordinators cannot both add the next one. Some
+//! hundred parts are later joined to one that covers them, so that a long journal is read in few requests. What a
+//! coordinator adds under a number that has been joined is not read.
 
 use std::{fmt, str::FromStr};
 
@@ -70,6 +71,14 @@ impl Store {
         }
     }
 
+    /// Number of the last commit in any part; 0 if there is none.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn last_journal_number(&self, job: JobId) -> Result<u64, Error> {
+        Ok(self.all_parts(job)?.iter().map(|part| part.last).max().unwrap_or(0))
+    }
+
     fn all_parts(&self, job: JobId) -> Result<Vec<JournalPart>, Error> {
         let files = self.files(&format!("{JOURNAL}/{job}"))?;
         let names = files.iter().filter_map(|file| file.location.filename());
@@ -88,18 +97,12 @@ impl Store {
     /// Adds a part, durable on return. May be repeated.
     ///
     /// # Errors
-    /// [`Error::TakenOver`] if there is another part of these numbers; the store cannot be written.
+    /// [`Error::JournalContinued`] if there is another part of these numbers; the store cannot be written.
     pub fn add_to_journal(&self, job: JobId, part: JournalPart, bytes: &[u8]) -> Result<(), Error> {
         match self.create(&part_file(job, part), bytes)? {
             None => Ok(()),
-            Some(_) => Err(self.journal_taken_over()),
+            Some(_) => Err(self.continued_journal(job)),
         }
-    }
-
-    /// The error of a coordinator whose journal another one has continued.
-    #[must_use]
-    pub fn journal_taken_over(&self) -> Error {
-        self.taken_over(self.fence().unwrap_or_default())
     }
 
     /// Removes the parts inside `joined`, which has their commits.
@@ -116,13 +119,20 @@ impl Store {
         Ok(())
     }
 
-    /// The error about a journal that cannot be used.
+    /// The error about a journal that cannot be read.
     #[must_use]
     pub fn damaged_journal(&self, job: JobId, problem: &str) -> Error {
-        Error::DamagedJournal {
-            location: format!("{}/{JOURNAL}/{job}", self.location()),
-            problem: problem.to_owned(),
-        }
+        Error::DamagedJournal { location: self.journal_location(job), problem: problem.to_owned() }
+    }
+
+    /// The error of a coordinator whose journal another one has continued.
+    #[must_use]
+    pub fn continued_journal(&self, job: JobId) -> Error {
+        Error::JournalContinued { location: self.journal_location(job) }
+    }
+
+    fn journal_location(&self, job: JobId) -> String {
+        format!("{}/{JOURNAL}/{job}", self.location())
     }
 }
 
@@ -150,7 +160,7 @@ mod tests {
         add(&store, 1, 1);
         add(&store, 1, 1);
         let other = store.add_to_journal(JobId::default(), part(1, 1), b"of another coordinator");
-        assert!(matches!(other, Err(Error::TakenOver { .. })), "{other:?}");
+        assert!(matches!(other, Err(Error::JournalContinued { .. })), "{other:?}");
         assert_eq!(store.read_journal(JobId::default(), part(1, 1)).unwrap().as_ref(), b"1");
     }
 

@@ -349,7 +349,7 @@ impl<'a> CostWalker<'a> {
         needs_gradient: bool,
     ) -> Option<bool> {
         let is_half = self.is_half_result(node, inputs);
-        let first = inputs.first().copied();
+        let first = node.overwrites().or_else(|| inputs.first().copied());
         let (mut is_view, mut is_known) = (!rule.is_in_place, true);
         for result in results {
             let Some(shape) = self.shapes.get(*result) else {

@@ -92,7 +92,7 @@ pub(crate) struct OperatorRule {
     pub(crate) kind: OperatorKind,
     pub(crate) saved: &'static [Saved],
     pub(crate) storage: Storage,
-    /// Whether it works on its first tensor in place.
+    /// Whether it writes into one of its tensors, see [`GraphNode::overwrites`].
     pub(crate) is_in_place: bool,
 }
 
