@@ -4,7 +4,7 @@
 
 use baton_job::exit;
 use baton_proto::v1::{GetStatusResponse, watch_events_response::Kind};
-use baton_tests::{Cluster, kill, stop};
+use baton_tests::{Cluster, binary, kill, stop};
 
 /// Pseudo-random but repeatable steps below `limit`, in increasing order.
 fn moments(seed: u64, count: usize, limit: u64) -> Vec<u64> {
@@ -334,6 +334,47 @@ async fn a_job_goes_on_with_its_history_when_its_run_folder_is_lost() {
     second.end().await;
 
     second.assert_undisturbed_bits().await;
+}
+
+#[tokio::test]
+async fn what_the_copy_of_a_journal_cannot_tell_is_refused_where_it_matters() {
+    let store = tempfile::tempdir().unwrap();
+    let dir = format!("checkpoint.dir={}", store.path().display());
+    let job = || endless().set(&dir);
+    let refused = |cluster: &Cluster, problem: &str| {
+        let mut serve = std::process::Command::new(binary("baton-coordinator"));
+        serve.arg("serve").arg("--recipe").arg(cluster.recipe());
+        serve.args(cluster.overrides().iter().flat_map(|entry| ["--set", entry]));
+        serve.arg("--run-dir").arg(cluster.run_dir()).args(["--listen", "127.0.0.1:0"]);
+        let ended = serve.output().unwrap();
+        let text = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(i32::from(exit::BAD_INPUT)), "{text}");
+        assert!(text.contains(problem), "{text}");
+    };
+    let mut first = job();
+    first.start_coordinator(&[]).await;
+    first.start_agent("node", 1);
+    first.events().await.saved_at(1).await;
+    first.end().await;
+    let mut second = job();
+    second.start_coordinator(&[]).await;
+    let job_id = second.status().await.job_id;
+    let mut events = second.new_events().await;
+    second.start_agent("node", 1);
+    events.next_of(Kind::Saved).await;
+    second.end().await;
+
+    refused(&first, "another coordinator has continued this job");
+    std::fs::remove_file(store.path().join(format!("journal/{job_id}/00000002-00000002.json")))
+        .unwrap();
+    let damaged = "the used part of the budget is unknown";
+    refused(&job().set("limits.max_hours=100"), damaged);
+    // The folder of the job has everything; in a new one, only the history is lost.
+    second.start_coordinator(&[]).await;
+    second.start_agent("node", 1);
+    second.new_events().await.next_of(Kind::TrainingStarted).await;
+    assert_eq!(second.status().await.job_id, job_id);
+    second.end().await;
 }
 
 #[tokio::test]
