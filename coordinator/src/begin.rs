@@ -26,7 +26,7 @@ use crate::{
     clock::Clock,
     disk,
     job::JobLoop,
-    journal::{EntryKind, Journal, JournalEntry},
+    journal::Journal,
     journal_copy::{self, JournalCopy, JournalEnd},
     metrics::JobMetrics,
     served::ServedJob,
@@ -64,7 +64,7 @@ pub(crate) fn begin(args: &Args, spec: JobSpec) -> Result<RunningJob, Failure> {
         run_dir: path::absolute(&args.run_dir).map_err(crash)?.display().to_string(),
     };
     let run_dir = args.run_dir.clone();
-    let copy = copy(&spec, args, &journal, job_id)?;
+    let copy = copy(args, &spec, &journal, job_id);
     let claim = (store, claimant);
     let (job_loop, job) =
         JobLoop::new(engine, (journal, copy), claim, run_dir, clock, metrics.clone(), traces);
@@ -219,80 +219,39 @@ fn continue_lost_job(
     store: &Store,
 ) -> Result<Vec<Record>, Failure> {
     let has_budget = spec.limits.max_hours.is_some() || spec.limits.max_dollars.is_some();
-    let taken = match take_over_lost_job(store) {
-        Ok(taken) => taken,
-        // It would be spent a second time without anybody's consent.
-        Err(error) if has_budget => {
+    let taken = match journal_copy::take_over(store) {
+        Ok(taken) => taken.unwrap_or_default(),
+        Err(error @ StoreError::DamagedJournal { .. }) if has_budget => {
+            // It would be spent a second time without anybody's consent.
             return Err(bad_input(format!(
-                "the used part of the budget is unknown: {error:#}; move that folder away: training resumes from the newest \
+                "the used part of the budget is unknown: {error}; move that folder away: training resumes from the newest \
                  checkpoint, and hours count from zero"
             )));
         }
-        Err(error) => {
-            tracing::warn!("the history of the job before is lost: {error:#}");
+        Err(error @ StoreError::DamagedJournal { .. }) => {
+            tracing::warn!("the history of the job before is lost: {error}");
             Vec::new()
         }
+        Err(error) => return Err(disk::store_failure(&error)),
     };
     let unusable = |error: anyhow::Error| crash(format!("{error:#}"));
-    let records = journal_copy::records(&taken).map_err(unusable)?;
-    if !records.is_empty() {
-        journal.extend(taken).map_err(unusable)?;
+    if !taken.is_empty() {
+        journal.fill(taken).map_err(unusable)?;
         tracing::info!("continues the job with the journal in {}", store.location());
     }
-    Ok(records)
-}
-
-/// All entries of the job, with two that end the course of the lost coordinator; none if its job cannot continue.
-fn take_over_lost_job(store: &Store) -> anyhow::Result<Vec<JournalEntry>> {
-    let fence = store.fence()?;
-    let Some(Claimant { job, .. }) = store.claimant(fence)? else { return Ok(Vec::new()) };
-    let can_continue = |records: &[Record]| match last_turn(records) {
-        None => false,
-        Some(Record::Ended(outcome)) => outcome.is_resumable(),
-        Some(_) => true,
-    };
-    let all = journal_copy::take_over(store, job, |copied| {
-        let records = journal_copy::records(copied)?;
-        if !can_continue(&records) {
-            return Ok(Vec::new());
-        }
-        let opened = records.iter().rev().find_map(|record| match record {
-            Record::Opened { generation, .. } => Some(*generation),
-            _ => None,
-        });
-        // The copy may lack the last generation that ranks have seen.
-        let missing = opened.is_none_or(|opened| opened < fence);
-        let missing =
-            missing.then_some(Record::Opened { generation: fence, placements: Vec::new() });
-        // Nobody waits for the agents of the lost coordinator: those that come keep their state.
-        let reason = "the coordinator's run folder was lost".to_owned();
-        let added = missing.into_iter().chain([Record::Ended(Outcome::Drained { reason })]);
-        let entries = (records.len() as u64..).zip(added).map(|(key, record)| {
-            let json = serde_json::to_string(&record)?;
-            Ok(JournalEntry { kind: EntryKind::Record, key, json })
-        });
-        entries.collect()
-    })?;
-    let can_continue = can_continue(&journal_copy::records(&all)?);
-    Ok(if can_continue { all } else { Vec::new() })
+    journal.records().map_err(unusable)
 }
 
 /// Copies the journal into the store, unless both would be lost together.
-fn copy(
-    spec: &JobSpec,
-    args: &Args,
-    journal: &Journal,
-    job: JobId,
-) -> Result<Option<JournalCopy>, Failure> {
+fn copy(args: &Args, spec: &JobSpec, journal: &Journal, job: JobId) -> Option<JournalCopy> {
     if !is_apart(spec, &args.run_dir) {
-        return Ok(None);
+        return None;
     }
-    let committed = journal.entries().map_err(|error| crash(format!("{error:#}")))?;
     let location = store_location(spec, &args.run_dir);
-    let store = Store::open_existing_with(&location, &store_access())
-        .map_err(|error| disk::store_failure(&error))?;
-    let copy = JournalCopy::start(store, job, committed);
-    copy.map(Some).map_err(|error| crash(format!("cannot start a thread: {error}")))
+    let started = Store::open_existing_with(&location, &store_access())
+        .map_err(anyhow::Error::from)
+        .and_then(|store| Ok(JournalCopy::start(store, job, journal.entries()?)?));
+    started.inspect_err(|error| tracing::warn!("the journal is not copied: {error:#}")).ok()
 }
 
 /// Whether the store is outside of the run folder.
@@ -323,7 +282,7 @@ fn may_go_on(resumed: &Engine, store: &Store) -> Result<bool, Failure> {
 
 /// A job that is complete does not start, so no rank would notice that its checkpoints are gone.
 fn refuse_lost_checkpoints(records: &[Record], store: &Store) -> Result<(), Failure> {
-    let is_complete = matches!(last_turn(records), Some(Record::Ended(Outcome::Completed)));
+    let is_complete = matches!(Record::last_turn(records), Some(Record::Ended(Outcome::Completed)));
     let saved = records.iter().rev().find_map(|record| match record {
         Record::Saved(commit) => Some(commit.name.clone()),
         _ => None,
@@ -366,7 +325,7 @@ fn store_access() -> BucketAccess {
 
 /// Whether the coordinator before this one left a generation open.
 fn may_have_ranks(records: &[Record]) -> bool {
-    matches!(last_turn(records), Some(Record::Opened { .. }))
+    matches!(Record::last_turn(records), Some(Record::Opened { .. }))
 }
 
 /// The job of a journal.
@@ -374,13 +333,6 @@ fn job_of(records: &[Record]) -> Option<JobId> {
     records.iter().rev().find_map(|record| match record {
         Record::Created(origin) => Some(origin.job),
         _ => None,
-    })
-}
-
-/// The newest record of the job's course: it was created, opened a generation, or ended.
-fn last_turn(records: &[Record]) -> Option<&Record> {
-    records.iter().rev().find(|record| {
-        matches!(record, Record::Created(_) | Record::Opened { .. } | Record::Ended(_))
     })
 }
 

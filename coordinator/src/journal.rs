@@ -186,19 +186,22 @@ impl Journal {
         Ok(std::mem::take(&mut self.pending))
     }
 
-    /// Commits the entries of a copy that follow those here.
-    pub(crate) fn extend(&mut self, copied: Vec<JournalEntry>) -> Result<()> {
-        for entry in copied {
-            let next = match entry.kind {
-                EntryKind::Record => &mut self.next_record,
-                EntryKind::Event => &mut self.next_event,
-            };
-            if entry.key == *next {
-                *next += 1;
-                self.pending.push(entry);
+    /// Commits the entries of a copy into an empty journal.
+    pub(crate) fn fill(&mut self, copied: Vec<JournalEntry>) -> Result<()> {
+        for entry in &copied {
+            match entry.kind {
+                EntryKind::Record => self.next_record = entry.key + 1,
+                EntryKind::Event => self.next_event = entry.key + 1,
             }
         }
+        self.pending = copied;
         self.commit().map(drop)
+    }
+
+    /// All committed records.
+    pub(crate) fn records(&self) -> Result<Vec<Record>> {
+        let read = self.read_committed(RECORDS, 0)?.into_iter();
+        read.map(|(key, json)| parse(RECORDS, key, &json).map_err(unreadable)).collect()
     }
 
     /// All committed entries, records first.

@@ -3,8 +3,8 @@
 //!
 //! The file in the run folder comes first. The job never waits for the copy, and nothing that happens to the copy ends it:
 //! which coordinator may open generations is decided by the fence alone. A store that is out of reach gets the entries
-//! later, a damaged copy is made anew when a coordinator starts, and one that another coordinator has continued gets no
-//! more.
+//! later, a damaged copy is made anew when a coordinator starts, and one that another coordinator has continued is no
+//! longer updated.
 
 use std::{
     collections::HashSet,
@@ -14,7 +14,7 @@ use std::{
 };
 
 use baton_checkpoint::{Error, JournalPart, Store};
-use baton_job::{JobId, engine::Record};
+use baton_job::{Generation, JobId, engine::Record};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -66,16 +66,16 @@ impl JournalEnd {
 
     fn after(self, entry: &JournalEntry) -> Self {
         match entry.kind {
-            EntryKind::Record => Self { record: self.record.max(entry.key + 1), ..self },
-            EntryKind::Event => Self { event: self.event.max(entry.key + 1), ..self },
+            EntryKind::Record => Self { record: entry.key + 1, ..self },
+            EntryKind::Event => Self { event: entry.key + 1, ..self },
         }
     }
 
-    /// Whether a journal of this end has the entry.
-    fn has(self, entry: &JournalEntry) -> bool {
-        match entry.kind {
-            EntryKind::Record => entry.key < self.record,
-            EntryKind::Event => entry.key < self.event,
+    /// Key of the next entry of this kind.
+    fn next(self, kind: EntryKind) -> u64 {
+        match kind {
+            EntryKind::Record => self.record,
+            EntryKind::Event => self.event,
         }
     }
 
@@ -97,53 +97,83 @@ fn newest(store: &Store, job: JobId, parts: &[JournalPart]) -> Result<Option<Par
     contents.find_map(Result::transpose).transpose()
 }
 
-/// All entries of the job's journal in the store.
-pub(crate) fn read(store: &Store, job: JobId) -> Result<Vec<JournalEntry>, Error> {
-    let mut all = Vec::new();
-    for part in store.journal_parts(job)? {
-        all.extend(read_part(store, job, part)?.into_iter().flat_map(|content| content.entries));
+fn next_number(parts: &[JournalPart]) -> u64 {
+    parts.last().map_or(1, |part| part.last + 1)
+}
+
+/// All entries of the parts.
+fn read(store: &Store, job: JobId, parts: &[JournalPart]) -> Result<Vec<JournalEntry>, Error> {
+    let (mut all, mut end) = (Vec::new(), JournalEnd::EMPTY);
+    for part in parts {
+        let content = read_part(store, job, *part)?;
+        for entry in content.into_iter().flat_map(|content| content.entries) {
+            // Two coordinators may both have made the copy anew.
+            if entry.key != end.next(entry.kind) {
+                let problem = format!("part {part} does not follow the one before");
+                return Err(store.damaged_journal(job, &problem));
+            }
+            end = end.after(&entry);
+            all.push(entry);
+        }
     }
     Ok(all)
 }
 
-/// All entries, after those have been added that `added` returns for them. If there are any, the coordinator before this
-/// one adds nothing afterwards, even if it still runs.
-pub(crate) fn take_over(
+/// Takes over the journal of the job that used the store last: all its entries, with those added that continue it.
+/// The coordinator before adds nothing afterwards, even if it still runs. `None` if there is no job that can continue.
+pub(crate) fn take_over(store: &Store) -> Result<Option<Vec<JournalEntry>>, Error> {
+    let fence = store.fence()?;
+    let Some(claimant) = store.claimant(fence)? else { return Ok(None) };
+    take_over_job(store, claimant.job, fence, || {})
+}
+
+/// `meanwhile` is called between reading and adding, for tests.
+fn take_over_job(
     store: &Store,
     job: JobId,
-    added: impl Fn(&[JournalEntry]) -> anyhow::Result<Vec<JournalEntry>>,
-) -> anyhow::Result<Vec<JournalEntry>> {
+    fence: Generation,
+    meanwhile: impl Fn(),
+) -> Result<Option<Vec<JournalEntry>>, Error> {
     let mut attempt = 1;
     loop {
-        let number = store.journal_parts(job)?.last().map_or(1, |part| part.last + 1);
-        let mut all = match read(store, job) {
+        let found = store.journal_parts(job).and_then(|parts| {
+            let all = read(store, job, &parts)?;
+            Ok((next_number(&parts), all))
+        });
+        let (number, mut all) = match found {
             // The other coordinator may just have joined the parts that are being read.
             Err(Error::DamagedJournal { .. }) if attempt < READ_ATTEMPTS => {
                 attempt += 1;
                 continue;
             }
-            read => read?,
+            found => found?,
         };
-        let entries = added(&all)?;
-        if entries.is_empty() {
-            return Ok(all);
-        }
+        meanwhile();
+        let damaged = |error: serde_json::Error| store.damaged_journal(job, &error.to_string());
+        let records = records(&all).map_err(damaged)?;
+        let Some(added) = Record::after_loss(&records, fence) else { return Ok(None) };
+        let entries = (records.len() as u64..).zip(added).map(|(key, record)| {
+            let json = serde_json::to_string(&record)?;
+            Ok(JournalEntry { kind: EntryKind::Record, key, json })
+        });
+        let entries: Vec<JournalEntry> = entries.collect::<Result<_, _>>().map_err(damaged)?;
         all.extend(entries.iter().cloned());
         let content = PartContent::new(JournalEnd::of(&all), entries);
         let part = JournalPart { first: number, last: number };
-        match store.add_to_journal(job, part, &encode(&content)?) {
-            Ok(()) => return Ok(all),
+        let bytes = encode(&content).map_err(damaged)?;
+        match store.add_to_journal(job, part, &bytes) {
+            Ok(()) => return Ok(Some(all)),
             // The other coordinator was faster.
             Err(Error::JournalContinued { .. }) if attempt < TAKE_OVER_ATTEMPTS => attempt += 1,
-            Err(error) => return Err(error.into()),
+            Err(error) => return Err(error),
         }
     }
 }
 
 /// The records among the entries.
-pub(crate) fn records(entries: &[JournalEntry]) -> anyhow::Result<Vec<Record>> {
+fn records(entries: &[JournalEntry]) -> Result<Vec<Record>, serde_json::Error> {
     let records = entries.iter().filter(|entry| entry.kind == EntryKind::Record);
-    records.map(|entry| Ok(serde_json::from_str(&entry.json)?)).collect()
+    records.map(|entry| serde_json::from_str(&entry.json)).collect()
 }
 
 /// The content of a part; `None` if it is empty: without hard links, a crash may leave a name without content.
@@ -270,7 +300,7 @@ impl Copier {
                 Ok(false) => self.waiting.clear(),
                 Err(error @ Error::JournalContinued { .. }) => {
                     tracing::warn!(
-                        "{error}; the copy gets no more, and training goes on with the journal in the run folder"
+                        "{error}; the copy is no longer updated, and training continues with the journal in the run folder"
                     );
                     (has_stopped, retry) = (true, None);
                 }
@@ -330,12 +360,10 @@ impl Copier {
     /// [`Error::JournalContinued`] if the newest part has entries that are not here: this run folder is an older copy, or
     /// another coordinator has continued the job.
     fn find_end(&mut self) -> Result<(u64, JournalEnd), Error> {
-        let read = self.store.journal_parts(self.job).and_then(|parts| {
-            Ok((
-                parts.last().map_or(1, |part| part.last + 1),
-                newest(&self.store, self.job, &parts)?,
-            ))
-        });
+        let read = self
+            .store
+            .journal_parts(self.job)
+            .and_then(|parts| Ok((next_number(&parts), newest(&self.store, self.job, &parts)?)));
         let (number, content) = match read {
             Err(error @ Error::DamagedJournal { .. }) => {
                 tracing::warn!("{error}; the journal is copied anew");
@@ -349,7 +377,7 @@ impl Copier {
             if !content.entries.iter().all(|entry| here.contains(entry)) {
                 return Err(self.store.continued_journal(self.job));
             }
-            self.waiting.retain(|entry| !content.end.has(entry));
+            self.waiting.retain(|entry| entry.key >= content.end.next(entry.kind));
             end = content.end;
         }
         self.next = Some((number, end));
@@ -370,12 +398,12 @@ impl Copier {
     /// Checks that the parts before this one are in the store: where a disk is not mounted, an empty folder takes its place,
     /// and the part would be missing when the disk is back.
     fn check_before(&self, number: u64) -> Result<(), Error> {
-        let last = self.store.journal_parts(self.job)?.last().map_or(0, |part| part.last);
+        let next = next_number(&self.store.journal_parts(self.job)?);
         // The part itself may be there, if its answer was lost.
-        if last + 1 >= number {
+        if next >= number {
             return Ok(());
         }
-        Err(self.store.damaged_journal(self.job, &format!("commit {} is missing", last + 1)))
+        Err(self.store.damaged_journal(self.job, &format!("commit {next} is missing")))
     }
 
     /// Replaces parts by one that has all their entries.
@@ -399,13 +427,15 @@ impl Copier {
 
 #[cfg(test)]
 mod tests {
+    use baton_job::{engine::JobOrigin, message::Restore};
+
     use super::*;
 
     fn entry(kind: EntryKind, key: u64) -> JournalEntry {
         JournalEntry { kind, key, json: format!("{{\"number\":{key}}}") }
     }
 
-    fn records(keys: std::ops::Range<u64>) -> Vec<JournalEntry> {
+    fn records_of(keys: std::ops::Range<u64>) -> Vec<JournalEntry> {
         keys.map(|key| entry(EntryKind::Record, key)).collect()
     }
 
@@ -413,6 +443,10 @@ mod tests {
 
     fn folder_store(folder: &tempfile::TempDir) -> Store {
         Store::open(folder.path().to_str().unwrap()).unwrap()
+    }
+
+    fn read(store: &Store) -> Result<Vec<JournalEntry>, Error> {
+        super::read(store, JOB, &store.journal_parts(JOB)?)
     }
 
     const TIMEOUT: Duration = Duration::from_secs(60);
@@ -424,7 +458,7 @@ mod tests {
     #[test]
     fn a_copy_has_every_entry_once_through_restarts() {
         let folder = tempfile::tempdir().unwrap();
-        let mut all = records(0..2);
+        let mut all = records_of(0..2);
         all.push(entry(EntryKind::Event, 1));
         for lives in 0..3 {
             // A coordinator that starts again offers all that its run folder has.
@@ -436,7 +470,7 @@ mod tests {
             assert!(copy.flush(TIMEOUT));
             all.extend(added);
             let store = folder_store(&folder);
-            assert_eq!(read(&store, JOB).unwrap(), all);
+            assert_eq!(read(&store).unwrap(), all);
             assert_eq!(end(&store, JOB).unwrap(), JournalEnd::of(&all));
         }
     }
@@ -446,62 +480,93 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let copy = start(&folder, Vec::new());
         for key in 0..JOINED + 3 {
-            copy.add(records(key..key + 1));
+            copy.add(records_of(key..key + 1));
             assert!(copy.flush(TIMEOUT));
         }
         let store = folder_store(&folder);
         assert_eq!(store.journal_parts(JOB).unwrap().len(), 4);
-        assert_eq!(read(&store, JOB).unwrap(), records(0..JOINED + 3));
+        assert_eq!(read(&store).unwrap(), records_of(0..JOINED + 3));
     }
 
     #[test]
     fn of_two_coordinators_only_one_continues_the_copy() {
         let folder = tempfile::tempdir().unwrap();
-        let first = start(&folder, records(0..1));
+        let first = start(&folder, records_of(0..1));
         assert!(first.flush(TIMEOUT));
-        let second = start(&folder, records(0..1));
-        second.add(records(1..2));
+        let second = start(&folder, records_of(0..1));
+        second.add(records_of(1..2));
         assert!(second.flush(TIMEOUT));
         first.add(vec![entry(EntryKind::Event, 1)]);
         assert!(!first.flush(TIMEOUT));
         first.add(vec![entry(EntryKind::Event, 2)]);
         assert!(!first.flush(TIMEOUT));
-        assert_eq!(read(&folder_store(&folder), JOB).unwrap(), records(0..2));
+        assert_eq!(read(&folder_store(&folder)).unwrap(), records_of(0..2));
+    }
+
+    fn of_records(records: &[Record]) -> Vec<JournalEntry> {
+        let entry = |(key, record)| JournalEntry {
+            kind: EntryKind::Record,
+            key,
+            json: serde_json::to_string(record).unwrap(),
+        };
+        (0..).zip(records).map(entry).collect()
     }
 
     #[test]
     fn a_coordinator_that_is_taken_over_adds_nothing_any_more() {
+        let origin = JobOrigin {
+            job: JOB,
+            recipe: None,
+            first_generation: Generation(1),
+            restore: Restore::default(),
+        };
+        let opened = Record::Opened { generation: Generation(1), placements: Vec::new() };
+        let course = of_records(&[Record::Created(origin), opened.clone(), opened]);
         let folder = tempfile::tempdir().unwrap();
-        let older = start(&folder, records(0..2));
+        let older = start(&folder, course[..2].to_vec());
         assert!(older.flush(TIMEOUT));
         let store = folder_store(&folder);
         // While the new one reads, the older one adds a part once more.
         let is_first = std::cell::Cell::new(true);
-        let added = |all: &[JournalEntry]| {
+        let meanwhile = || {
             if is_first.take() {
-                older.add(records(2..3));
+                older.add(course[2..].to_vec());
                 assert!(older.flush(TIMEOUT));
             }
-            Ok(records(all.len() as u64..all.len() as u64 + 1))
         };
-        assert_eq!(take_over(&store, JOB, added).unwrap(), records(0..4));
-        older.add(records(3..4));
+        let taken = take_over_job(&store, JOB, Generation(1), meanwhile).unwrap().unwrap();
+        assert_eq!((&taken[..3], taken.len()), (&course[..], 4));
+        assert_eq!(read(&store).unwrap(), taken);
+        older.add(records_of(3..4));
         assert!(!older.flush(TIMEOUT));
-        assert_eq!(take_over(&store, JOB, |_| Ok(Vec::new())).unwrap(), records(0..4));
+        assert_eq!(read(&store).unwrap(), taken);
+    }
+
+    #[test]
+    fn entries_that_do_not_follow_each_other_are_damage() {
+        let folder = tempfile::tempdir().unwrap();
+        assert!(start(&folder, records_of(0..1)).flush(TIMEOUT));
+        let entries = records_of(2..3);
+        let content = PartContent::new(JournalEnd::of(&entries), entries);
+        let store = folder_store(&folder);
+        let part = JournalPart { first: 2, last: 2 };
+        store.add_to_journal(JOB, part, &encode(&content).unwrap()).unwrap();
+        let error = read(&store).unwrap_err().to_string();
+        assert!(error.contains("part 00000002-00000002 does not follow"), "{error}");
     }
 
     #[test]
     fn an_older_copy_of_the_run_folder_adds_nothing() {
         let folder = tempfile::tempdir().unwrap();
-        assert!(start(&folder, records(0..3)).flush(TIMEOUT));
+        assert!(start(&folder, records_of(0..3)).flush(TIMEOUT));
         let other = JournalEntry { json: "{}".to_owned(), ..entry(EntryKind::Record, 2) };
-        let of_another_course = [records(0..2), vec![other], records(3..5)].concat();
-        for committed in [records(0..2), of_another_course] {
+        let of_another_course = [records_of(0..2), vec![other], records_of(3..5)].concat();
+        for committed in [records_of(0..2), of_another_course] {
             let older = start(&folder, committed);
-            older.add(records(5..6));
+            older.add(records_of(5..6));
             assert!(!older.flush(TIMEOUT));
         }
-        assert_eq!(read(&folder_store(&folder), JOB).unwrap(), records(0..3));
+        assert_eq!(read(&folder_store(&folder)).unwrap(), records_of(0..3));
     }
 
     #[test]
@@ -509,59 +574,59 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let copy = start(&folder, Vec::new());
         for key in 0..3 {
-            copy.add(records(key..key + 1));
+            copy.add(records_of(key..key + 1));
             assert!(copy.flush(TIMEOUT));
         }
         drop(copy);
         std::fs::remove_file(folder.path().join(format!("journal/{JOB}/00000002-00000002.json")))
             .unwrap();
         let store = folder_store(&folder);
-        assert!(read(&store, JOB).is_err());
-        let copy = start(&folder, records(0..4));
+        assert!(read(&store).is_err());
+        let copy = start(&folder, records_of(0..4));
         assert!(copy.flush(TIMEOUT));
-        copy.add(records(4..5));
+        copy.add(records_of(4..5));
         assert!(copy.flush(TIMEOUT));
-        assert_eq!(read(&store, JOB).unwrap(), records(0..5));
+        assert_eq!(read(&store).unwrap(), records_of(0..5));
     }
 
     #[test]
     fn nothing_is_added_while_another_folder_is_in_place_of_the_store() {
         let folder = tempfile::tempdir().unwrap();
-        let copy = start(&folder, records(0..1));
+        let copy = start(&folder, records_of(0..1));
         assert!(copy.flush(TIMEOUT));
         let away = folder.path().with_extension("away");
         std::fs::rename(folder.path(), &away).unwrap();
         std::fs::create_dir(folder.path()).unwrap();
-        copy.add(records(1..2));
+        copy.add(records_of(1..2));
         assert!(!copy.flush(TIMEOUT));
         std::fs::remove_dir_all(folder.path()).unwrap();
         std::fs::rename(&away, folder.path()).unwrap();
         assert!(copy.flush(TIMEOUT));
-        assert_eq!(read(&folder_store(&folder), JOB).unwrap(), records(0..2));
+        assert_eq!(read(&folder_store(&folder)).unwrap(), records_of(0..2));
     }
 
     #[test]
     fn a_store_that_is_out_of_reach_gets_the_entries_later() {
         let folder = tempfile::tempdir().unwrap();
-        let copy = start(&folder, records(0..1));
+        let copy = start(&folder, records_of(0..1));
         assert!(copy.flush(TIMEOUT));
         let away = folder.path().with_extension("away");
         std::fs::rename(folder.path(), &away).unwrap();
         // A file in its place: not even root can create a folder below it.
         std::fs::write(folder.path(), "").unwrap();
-        copy.add(records(1..2));
+        copy.add(records_of(1..2));
         assert!(!copy.flush(TIMEOUT));
-        copy.add(records(2..3));
+        copy.add(records_of(2..3));
         std::fs::remove_file(folder.path()).unwrap();
         std::fs::rename(&away, folder.path()).unwrap();
         assert!(copy.flush(TIMEOUT));
-        assert_eq!(read(&folder_store(&folder), JOB).unwrap(), records(0..3));
+        assert_eq!(read(&folder_store(&folder)).unwrap(), records_of(0..3));
     }
 
     #[test]
     fn a_damaged_part_is_named() {
         let folder = tempfile::tempdir().unwrap();
-        assert!(start(&folder, records(0..1)).flush(TIMEOUT));
+        assert!(start(&folder, records_of(0..1)).flush(TIMEOUT));
         let part = folder.path().join(format!("journal/{JOB}/00000001-00000001.json"));
         let whole = std::fs::read(&part).unwrap();
         for (damaged, problem) in [
@@ -569,7 +634,7 @@ mod tests {
             ([b"x", &whole[..]].concat(), "does not match its digest"),
         ] {
             std::fs::write(&part, damaged).unwrap();
-            let error = read(&folder_store(&folder), JOB).unwrap_err().to_string();
+            let error = read(&folder_store(&folder)).unwrap_err().to_string();
             assert!(error.contains("part 00000001-00000001") && error.contains(problem), "{error}");
         }
     }
@@ -577,13 +642,13 @@ mod tests {
     #[test]
     fn a_name_without_content_that_a_crash_has_left_is_no_damage() {
         let folder = tempfile::tempdir().unwrap();
-        assert!(start(&folder, records(0..1)).flush(TIMEOUT));
+        assert!(start(&folder, records_of(0..1)).flush(TIMEOUT));
         std::fs::write(folder.path().join(format!("journal/{JOB}/00000002-00000002.json")), "")
             .unwrap();
         let store = folder_store(&folder);
-        assert_eq!(end(&store, JOB).unwrap(), JournalEnd::of(&records(0..1)));
-        assert!(start(&folder, records(0..2)).flush(TIMEOUT));
-        assert_eq!(read(&store, JOB).unwrap(), records(0..2));
+        assert_eq!(end(&store, JOB).unwrap(), JournalEnd::of(&records_of(0..1)));
+        assert!(start(&folder, records_of(0..2)).flush(TIMEOUT));
+        assert_eq!(read(&store).unwrap(), records_of(0..2));
         assert_eq!(store.journal_parts(JOB).unwrap().len(), 3);
     }
 

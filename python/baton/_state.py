@@ -64,10 +64,8 @@ def _called_twice(
 ) -> tuple[_Attributes, _Attributes]:
     import torch
 
-    args, kwargs = (
-        [given(value) for value in inputs.args],
-        {name: given(value) for name, value in inputs.kwargs.items()},
-    )
+    args = [given(value) for value in inputs.args]
+    kwargs = {name: given(value) for name, value in inputs.kwargs.items()}
 
     def called() -> _Attributes:
         model(*args, **kwargs)

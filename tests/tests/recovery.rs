@@ -328,7 +328,7 @@ async fn a_job_goes_on_with_its_history_when_its_run_folder_is_lost() {
     assert_eq!(after.job_id, before.job_id);
     assert_eq!(after.recoveries_total, before.recoveries_total);
     assert_eq!(after.generation, before.generation + 1);
-    // A sum of what the journal has.
+    // Summed from the recoveries in the journal.
     let interrupted = |status: &GetStatusResponse| status.spending.unwrap().interruption_hours;
     assert!(0.0 < interrupted(&before) && interrupted(&before) <= interrupted(&after), "{after:?}");
     second.end().await;

@@ -18,7 +18,7 @@ const MAX_PART_BYTES: u64 = 256 << 20;
 const EXTENSION: &str = ".json";
 
 /// The commits in one part of a journal, from 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JournalPart {
     /// Number of the first commit.
     pub first: u64,

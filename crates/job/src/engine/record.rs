@@ -75,6 +75,37 @@ pub enum Record {
     Ended(Outcome),
 }
 
+impl Record {
+    /// The newest record of the job's course: it was created, opened a generation, or ended.
+    #[must_use]
+    pub fn last_turn(records: &[Self]) -> Option<&Self> {
+        records.iter().rev().find(|record| {
+            matches!(record, Self::Created(_) | Self::Opened { .. } | Self::Ended(_))
+        })
+    }
+
+    /// The records to add where another coordinator continues the job of one whose run folder is lost, from a copy of
+    /// its journal that may lack the newest records. `fence` is the newest generation that ranks can have seen. `None` if
+    /// there is no job that can continue.
+    #[must_use]
+    pub fn after_loss(records: &[Self], fence: Generation) -> Option<Vec<Self>> {
+        match Self::last_turn(records)? {
+            Self::Ended(outcome) if !outcome.is_resumable() => return None,
+            _ => {}
+        }
+        let opened = records.iter().rev().find_map(|record| match record {
+            Self::Opened { generation, .. } => Some(*generation),
+            _ => None,
+        });
+        let is_missing = opened.is_none_or(|opened| opened < fence);
+        let missing =
+            is_missing.then_some(Self::Opened { generation: fence, placements: Vec::new() });
+        // Nobody waits for the agents of the lost coordinator: those that come keep their state.
+        let reason = "the coordinator's run folder was lost".to_owned();
+        Some(missing.into_iter().chain([Self::Ended(Outcome::Drained { reason })]).collect())
+    }
+}
+
 /// Serialization of placements in the journal: consecutive ranks on a node are one entry. A generation of a thousand
 /// nodes with eight ranks each takes 60 kB this way, and 400 kB with one entry per rank.
 mod by_node {
@@ -210,6 +241,29 @@ mod tests {
 
     fn opened(placements: Vec<Placement>) -> Record {
         Record::Opened { generation: Generation(1), placements }
+    }
+
+    #[test]
+    fn a_job_whose_run_folder_is_lost_continues_above_every_generation_that_ranks_have_seen() {
+        let spec = crate::kit::recipe(&[], &[]);
+        let origin = JobOrigin {
+            job: JobId::default(),
+            recipe: None,
+            first_generation: Generation(1),
+            restore: Restore::default(),
+        };
+        let begun = vec![Record::Created(origin), opened(vec![placement(0, "a", 0)])];
+        for (copied, fence) in [(1, 1), (2, 1), (2, 3)] {
+            let mut records = begun[..copied].to_vec();
+            records.extend(Record::after_loss(&records, Generation(fence)).unwrap());
+            let engine = Engine::replay(&spec, &records, Time(0)).unwrap();
+            assert_eq!(engine.generation(), Generation(fence));
+            assert!(matches!(engine.lifecycle.phase, Phase::Gathering), "nobody is waited for");
+        }
+        let ended = |outcome| [begun.clone(), vec![Record::Ended(outcome)]].concat();
+        assert!(Record::after_loss(&ended(Outcome::Stopped), Generation(1)).is_some());
+        assert_eq!(Record::after_loss(&ended(Outcome::Completed), Generation(1)), None);
+        assert_eq!(Record::after_loss(&[], Generation(1)), None);
     }
 
     #[test]
