@@ -204,7 +204,7 @@ class _Writer:
         found = _field(field.name, value, number)
         if found != field:
             raise ValueError(f"sample {number}, {field.name}: {_about(found)}, and the first one is {_about(field)}")
-        value = _plain(value)
+        value = _plain(value, f"sample {number}, {field.name}")
         if field.type_id == _IMAGE:
             height, width = value.shape[:2]
             mode, stored = _RAW, np.ascontiguousarray(value).tobytes()
@@ -262,14 +262,25 @@ def _named(number: int, sample: Any, names: Sequence[str]) -> dict[str, Any]:
     return dict(zip(names, sample, strict=True))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, place: str) -> Any:
     """A number, an array, bytes, or JSON."""
     import numpy as np
 
     if hasattr(value, "convert"):  # Pillow's
+        if value.mode.startswith(("I", "F")):
+            # Pillow's conversion would clip them: an X-ray of 16 bits becomes white.
+            raise TypeError(
+                f"{place}: an image of mode {value.mode} has more than 8 bits per value: "
+                "scale it to 8 bits, or give np.asarray(image) to store it as an array"
+            )
         value = np.asarray(value.convert("RGB"))
     elif hasattr(value, "detach"):  # PyTorch's
-        value = value.detach().cpu().numpy()
+        try:
+            value = value.detach().cpu().numpy()
+        except TypeError:
+            raise TypeError(
+                f"{place}: a tensor of {value.dtype} cannot be stored: convert it, for example to float32"
+            ) from None
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
         value = value.item()
     return int(value) if isinstance(value, bool) else value
@@ -279,7 +290,7 @@ def _field(name: str, value: Any, number: int) -> _Field:
     """The field that has this value."""
     import numpy as np
 
-    value = _plain(value)
+    value = _plain(value, f"sample {number}, {name}")
     if isinstance(value, np.ndarray):
         if value.dtype == np.uint8 and value.ndim == 3 and value.shape[2] == 3:
             if not all(1 <= side <= _LONGEST_SIDE for side in value.shape[:2]):

@@ -52,6 +52,8 @@ def up(
     baton = _programs.baton()
     if set is not None and not isinstance(set, Mapping):
         raise TypeError(f"set is a {type(set).__name__}: give a dictionary, such as {{'train.epochs': 3}}")
+    if isinstance(arguments, str):
+        raise TypeError(f"arguments is a text: give a list, such as {arguments.split()}")
     changes = [argument for key, value in (set or {}).items() for argument in ("--set", f"{key}={_toml(value)}")]
     if run_dir is None:
         (shown,) = _programs.call_baton("recipe", "show", "--json", os.fspath(recipe), *changes)

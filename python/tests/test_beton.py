@@ -128,6 +128,16 @@ def test_files_that_ffcv_wrote_have_the_values_it_stored(tmp_path, name):
     assert compared >= len(samples)
 
 
+class OfPillow:
+    """An image of Pillow, which is not installed here."""
+
+    def __init__(self, mode):
+        self.mode = mode
+
+    def convert(self, mode):
+        raise AssertionError(f"{self.mode} is converted to {mode}")
+
+
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
@@ -140,6 +150,8 @@ def test_files_that_ffcv_wrote_have_the_values_it_stored(tmp_path, name):
         ([(np.zeros((2, 0)), 0)], r"an array of float64 with shape \(2, 0\) cannot be stored"),
         ([(np.zeros(3, dtype=complex), 0)], "an array of complex128"),
         ([(1, 1 << 63)], "label: 9223372036854775808 has more than 64 bits"),
+        ([(OfPillow("I;16"), 0)], "sample 0, image: an image of mode I;16 has more than 8 bits per value"),
+        ([(OfPillow("F"), 0)], r"mode F has more than 8 bits per value.*np\.asarray"),
         ([({"a" * 17: 1})], "a name is 1 to 16 visible ASCII characters"),
         ([{"a": 1}, {"b": 1}], "sample 1 has no a"),
         ([(np.zeros(2_000_000), 0)], r"sample 0 has 16,000,000 bytes, more than a page of 8,388,608: give a larger"),

@@ -143,6 +143,8 @@ def test_bad_arguments_are_named(tmp_path, programs):
     programs("baton", "exit 1")
     with pytest.raises(TypeError, match="set is a list: give a dictionary"):
         baton.up("digits_cpu", set=["train.epochs=3"])
+    with pytest.raises(TypeError, match=r"arguments is a text: give a list, such as \['--epochs', '3'\]"):
+        baton.up("digits_cpu", arguments="--epochs 3")
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(baton.JobError, match=r"run folder .*file cannot be made: File exists; give another run_dir"):

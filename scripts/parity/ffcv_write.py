@@ -69,7 +69,7 @@ def make_folder(root):
     picture().convert("1").save(root / "A/one-bit.png")
     picture().convert("RGBA").save(root / "A/alpha.png")
     picture().quantize(50).save(root / "A/palette.png")
-    grey16 = (np.arange(80 * 60).reshape(60, 80) % 1000).astype(np.uint16)
+    grey16 = (np.arange(80 * 60).reshape(60, 80) % 256).astype(np.uint16)
     Image.fromarray(grey16).save(root / "A/grey16.png")
     cv2.imwrite(str(root / "A/rgb16.png"), RNG.integers(0, 1 << 16, (40, 50, 3)).astype(np.uint16))
     picture().convert("CMYK").save(root / "A/cmyk.jpeg", quality=95)

@@ -198,7 +198,7 @@ impl<'a> Encoder<'a> {
         let is_reply = |turn: &Turn| turn.role == ASSISTANT;
         if let Some(empty) = turns.iter().position(|turn| is_reply(turn) && turn.is_empty) {
             return Err(Error::Sample(format!(
-                "message {} is the assistant's and empty, so there is nothing to learn",
+                "message {} is the assistant's and empty: leave it out",
                 empty + 1
             )));
         }

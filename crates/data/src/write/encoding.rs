@@ -203,10 +203,10 @@ struct Decoded {
 }
 
 /// Converts like Pillow's `convert("RGB")`: grey values are repeated, the alpha channel is dropped without blending.
-/// For 16-bit colours the upper 8 bits are used; 16-bit grey values are clipped, as in Pillow.
+/// For 16-bit colours the upper 8 bits are used. Pillow takes 16-bit grey values as they are and clips those that need more
+/// than 8 bits, which would make an X-ray white: they are refused.
 fn to_rgb(image: DynamicImage, rgb: &mut Vec<u8>) -> Result<(), BadImage> {
     rgb.clear();
-    let clipped = |value: u16| u8::try_from(value).unwrap_or(u8::MAX);
     let upper = |value: u16| (value >> 8) as u8;
     match image {
         DynamicImage::ImageRgb8(image) => rgb.extend_from_slice(image.as_raw()),
@@ -216,7 +216,10 @@ fn to_rgb(image: DynamicImage, rgb: &mut Vec<u8>) -> Result<(), BadImage> {
         DynamicImage::ImageLuma8(image) => rgb.extend(image.pixels().flat_map(|p| [p[0]; 3])),
         DynamicImage::ImageLumaA8(image) => rgb.extend(image.pixels().flat_map(|p| [p[0]; 3])),
         DynamicImage::ImageLuma16(image) => {
-            rgb.extend(image.pixels().flat_map(|pixel| [clipped(pixel[0]); 3]));
+            for pixel in image.pixels() {
+                let value = u8::try_from(pixel[0]).map_err(|_| BadImage::Grey16)?;
+                rgb.extend([value; 3]);
+            }
         }
         DynamicImage::ImageLumaA16(image) => {
             rgb.extend(image.pixels().flat_map(|pixel| [upper(pixel[0]); 3]));

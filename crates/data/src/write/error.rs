@@ -172,6 +172,11 @@ pub enum BadImage {
     /// The pixels cannot be converted to u8 RGB in an obvious way.
     #[error("has {0} pixels: convert it to 8 bits")]
     Pixels(String),
+    /// Grey values of 16 bits that 8 bits cannot hold.
+    #[error(
+        "has grey values of 16 bits above 255: convert it to 8 bits, for example with value * 255 / largest value"
+    )]
+    Grey16,
     /// A side is above the format's limit, which is a u16.
     #[error(
         "has {width}x{height} pixels, but a side can have at most 65535: set a maximal resolution"

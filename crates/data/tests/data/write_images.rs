@@ -345,7 +345,7 @@ fn grey_transparent_and_16_bit_pixels_are_converted_to_rgb() {
     );
     let deep = image::ImageBuffer::from_pixel(1, 1, image::Rgb([0x1234_u16, 0xFFFF, 0x00FF]));
     save("2.png", DynamicImage::from(deep));
-    let deep = image::ImageBuffer::from_fn(2, 1, |x, _| image::Luma([[77_u16, 300][x as usize]]));
+    let deep = image::ImageBuffer::from_fn(2, 1, |x, _| image::Luma([[77_u16, 255][x as usize]]));
     save("3.png", DynamicImage::from(deep));
     workspace.put("images/a/4.jpg", &fs::read(folder().join("cmyk-16x8.jpg")).unwrap());
     let source = Source::open(workspace.path("images")).unwrap();
@@ -357,6 +357,19 @@ fn grey_transparent_and_16_bit_pixels_are_converted_to_rgb() {
     assert_eq!(bytes(2), [0x12, 0xFF, 0]);
     assert_eq!(bytes(3), [77, 77, 77, 255, 255, 255]);
     assert_eq!(bytes(4).len(), 3 * 16 * 8);
+}
+
+#[test]
+fn grey_values_that_8_bits_cannot_hold_are_refused() {
+    let workspace = Workspace::new();
+    let path = workspace.put("images/a/x-ray.png", b"");
+    let deep = image::ImageBuffer::from_pixel(1, 1, image::Luma([256_u16]));
+    DynamicImage::from(deep).save(path).unwrap();
+    let source = Source::open(workspace.path("images")).unwrap();
+    let (outcome, _) = workspace.write(&source, &options(share(0.0)));
+    let Err(Error::BadImages { count: 1, reason: BadImage::Grey16, .. }) = outcome else {
+        panic!("{outcome:?}");
+    };
 }
 
 fn with_bad_ones(workspace: &Workspace) -> Source {
