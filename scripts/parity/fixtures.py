@@ -118,6 +118,20 @@ class WithLoss(nn.Module):
         return {"loss": loss, "accuracy": right, "digit_error": (expected - target).abs()}
 
 
+class NotFinite(nn.Module):
+    """Has a metric that is never finite."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 10)
+
+    def forward(self, x, target):
+        scores = self.fc(x.mean((2, 3)))
+        loss = nn.functional.cross_entropy(scores, target, reduction="none")
+        right = (scores.argmax(1) == target).float()
+        return {"loss": loss, "score": right / torch.zeros_like(right), "accuracy": right}
+
+
 class Views(nn.Module):
     """A module returns a view of its input, which an operator then changes in place."""
 
@@ -211,6 +225,7 @@ def main():
     write("changed_parameter", Clipped().train())
     write("with_loss", WithLoss().train(), others=(torch.rand(3, 1), torch.tensor([1, 2, 3])))
     write("sequence", Sequence().train(), {**BATCH, **ANY_SIDE})
+    write("not_finite_metric", NotFinite().train(), others=(torch.tensor([1, 2, 3]),))
     write("views", Views().train())
     write("token_loss", TokenLoss().train(), others=(torch.tensor([[1], [2], [3]]),))
     write_described("described")

@@ -108,6 +108,36 @@ async fn a_program_that_computes_its_loss_trains_with_the_same_bits_on_any_ranks
 }
 
 #[tokio::test]
+async fn a_metric_that_is_infinite_or_nan_ends_nothing_and_is_shown_as_such() {
+    let mut cluster = with_program(Cluster::new(), &fixture("not_finite_metric.pt2"))
+        .set("loss={ kind='program', metrics=['score', 'accuracy'] }")
+        .set("model.num_classes=1")
+        .set("train.epochs=4");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    let mut events = cluster.events().await;
+    let evaluated = events.next_of(Kind::Evaluated).await.message;
+    assert!(evaluated.contains("score not finite"), "{evaluated}");
+    cluster.finish().await;
+
+    assert!(!cluster.log("coordinator").contains("kind=RankFailed"));
+    let curves = fs::read_to_string(cluster.run_dir().join("metrics.jsonl")).unwrap();
+    let curves: Vec<serde_json::Value> =
+        curves.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let steps = curves.iter().filter_map(|point| point.get("step")).filter(|step| !step.is_null());
+    assert!(steps.clone().count() > 4, "{curves:?}");
+    for step in steps {
+        assert_eq!(step["metrics"].as_array().map(Vec::len), Some(0), "{step}");
+    }
+    let score = |point: &serde_json::Value| {
+        let metrics = point["evaluation"]["metrics"].as_array()?;
+        Some(metrics.iter().find(|metric| metric["name"] == "score")?["value"].clone())
+    };
+    let scores: Vec<serde_json::Value> = curves.iter().filter_map(score).collect();
+    assert!(!scores.is_empty() && scores.iter().all(serde_json::Value::is_null), "{scores:?}");
+}
+
+#[tokio::test]
 async fn a_run_is_not_continued_with_another_program() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("net.pt2");

@@ -209,7 +209,10 @@ pub(crate) fn metric(metric: &Metric) -> String {
 
 /// `91.2 %`
 pub(crate) fn value(metric: &Metric) -> String {
-    if metric.is_fraction { human::percent(metric.value) } else { format!("{:.4}", metric.value) }
+    match metric.is_fraction && metric.value.is_finite() {
+        true => human::percent(metric.value),
+        false => task::display_value(&metric.name, metric.value),
+    }
 }
 
 /// The best evaluation, unless it is the latest one, which is always shown.

@@ -172,15 +172,36 @@ pub fn display((name, value): &(String, f64)) -> String {
 /// A value of the metric of this name for people: `78.06 %` or `0.9120`.
 #[must_use]
 pub fn display_value(name: &str, value: f64) -> String {
-    match find(name).is_fraction {
+    match find(name).is_fraction && shown(value).is_finite() {
         true => format!("{:.2} %", value * 100.0),
         false => number(value),
     }
 }
 
-/// A number for people: `0.9120`, or `1.798e308`.
+/// A number for people: `0.9120`, `1.798e200` or `not finite`.
 pub(crate) fn number(value: f64) -> String {
-    if value.abs() < 1e12 { format!("{value:.4}") } else { format!("{value:.3e}") }
+    match value.abs() {
+        size if size < 1e12 => format!("{value:.4}"),
+        size if size < f64::MAX => format!("{value:.3e}"),
+        _ => "not finite".to_owned(),
+    }
+}
+
+/// The value of a metric as users see it: NaN where an evaluation counts as [worst](MetricDirection::worst).
+#[must_use]
+pub fn shown(value: f64) -> f64 {
+    if value.abs() < f64::MAX { value } else { f64::NAN }
+}
+
+impl MetricDirection {
+    /// Stands for a metric that is infinite or NaN: worse than any other, and JSON can express it.
+    #[must_use]
+    pub fn worst(self) -> f64 {
+        match self {
+            Self::Lower => f64::MAX,
+            Self::Higher => f64::MIN,
+        }
+    }
 }
 
 impl Metric {
@@ -244,6 +265,8 @@ mod tests {
         assert!(is_better("accuracy", 0.8, 0.7) && is_better("loss_reduction", 0.2, 0.1));
         assert_eq!(display(&("top1".to_owned(), 0.78064)), "top-1 78.06 %");
         assert_eq!(display(&("mae".to_owned(), 0.5)), "MAE 0.5000");
-        assert_eq!(display(&("mae".to_owned(), f64::MAX)), "MAE 1.798e308");
+        assert_eq!(display(&("mae".to_owned(), 1e300)), "MAE 1.000e300");
+        assert_eq!(display(&("mae".to_owned(), f64::MAX)), "MAE not finite");
+        assert_eq!(display(&("top1".to_owned(), f64::MIN)), "top-1 not finite");
     }
 }

@@ -18,7 +18,7 @@ use baton_recipe::{
     JobSpec,
     fit::Fit,
     progress::{Accuracy, Extent},
-    task::{self, Metric, MetricDirection, Reduction},
+    task::{self, Metric, Reduction},
 };
 use baton_text::score;
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
@@ -364,11 +364,7 @@ pub fn combine_evaluations(
             ("spearman", Some(fit)) => correlation(fit.spearman),
             (name, _) => mean(name),
         };
-        match metric.direction {
-            _ if value.is_finite() => value,
-            MetricDirection::Lower => f64::MAX,
-            MetricDirection::Higher => f64::MIN,
-        }
+        if value.is_finite() { value } else { metric.direction.worst() }
     };
     let metrics = metrics.iter().map(|metric| (metric.name.to_string(), value(metric)));
     Accuracy { samples: sums.count, metrics: metrics.collect() }

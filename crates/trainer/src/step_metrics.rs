@@ -82,7 +82,9 @@ pub(crate) fn read<L: Learner>(
         metrics: task::means(spec)
             .into_iter()
             .take(1)
-            .map(|metric| (metric.name.into_owned(), first_metric / count.max(1.0)))
+            .filter_map(|metric| {
+                Some((metric.name.into_owned(), finite(first_metric / count.max(1.0))?))
+            })
             .collect(),
         gradient_norm: finite(norm),
         loss_scale: (loss_scale != 0.0).then_some(loss_scale),

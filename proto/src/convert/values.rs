@@ -32,7 +32,7 @@ impl From<(String, f64)> for v1::Metric {
             task::MetricDirection::Higher => Direction::Higher,
             task::MetricDirection::Lower => Direction::Lower,
         };
-        Self { name, value, direction: direction.into(), is_fraction }
+        Self { name, value: task::shown(value), direction: direction.into(), is_fraction }
     }
 }
 
@@ -40,7 +40,7 @@ impl From<(String, f64)> for v1::Metric {
 /// metric.
 impl From<Accuracy> for v1::Accuracy {
     fn from(accuracy: Accuracy) -> Self {
-        let value = |name| accuracy.get(name).unwrap_or_default();
+        let value = |name| task::shown(accuracy.get(name).unwrap_or_default());
         let fit = accuracy.fit();
         let fit = fit.map(|Fit { mae, pearson, spearman }| v1::Fit { mae, pearson, spearman });
         Self {

@@ -287,7 +287,10 @@ async fn watch(
             Ok(Some(FromRank::Failed(failure))) => reported_failure = Some(failure),
             Ok(None) => break,
             Err(error) => {
-                warn!(%local_rank, %error, "received an unreadable frame");
+                // Nothing more can be learned from it.
+                let message = format!("its agent cannot read what it sends ({error}); report this");
+                reported_failure.get_or_insert_with(|| crash(message));
+                let _ = child.start_kill();
                 break;
             }
         }
@@ -376,6 +379,23 @@ mod tests {
         let second =
             tokio::select! { biased; () = &mut writes => None, second = second => second.unwrap() };
         assert_eq!(second, Some(slot));
+    }
+
+    #[tokio::test]
+    async fn rank_that_sends_an_unreadable_message_ends_with_a_failure_that_says_so() {
+        let child = Command::new("sleep").arg("600").spawn().unwrap();
+        let (reader, mut writer) = pair();
+        let text = br#"{"Message":{"loss":null}}"#;
+        let length = u32::try_from(text.len()).unwrap().to_le_bytes();
+        writer.write_all(&[length.as_slice(), text].concat()).await.unwrap();
+        let (queue, mut inputs) = mpsc::unbounded_channel();
+
+        watch(LocalRank(3), Incarnation(1), child, reader, queue).await;
+
+        let Some(AgentInput::Event(Event::RankExited { failure, .. })) = inputs.recv().await else {
+            panic!("its end is not reported");
+        };
+        assert!(failure.message.starts_with("its agent cannot read what it sends ("), "{failure}");
     }
 
     #[tokio::test]
