@@ -11,7 +11,7 @@ use crate::v1;
 /// Version that must be equal on both sides. Increase the protocol number with every change of these messages, and the
 /// numerics number with every change that changes a bit of a result: builds between two releases have the same package
 /// version.
-const PROTOCOL_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (protocol 5, numerics 2)");
+const PROTOCOL_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (protocol 6, numerics 2)");
 
 impl v1::Frame {
     /// A frame with a message of a coordinator.
@@ -193,7 +193,9 @@ mod tests {
         let ranks = (0..).map(Rank).zip(phases).collect();
         let (commit, steps) = (Some(commit()), vec![StepReport::default()]);
         let evaluations = Vec::new();
-        let running = RunningRanks { generation: Generation(2), ranks, commit, steps, evaluations };
+        let holders = [LocalRank(0), LocalRank(2)].into();
+        let running =
+            RunningRanks { generation: Generation(2), ranks, holders, commit, steps, evaluations };
         let gpu = GpuStats { utilisation: Some(AWKWARD), ..GpuStats::default() };
         let host = HostStats { cpu: AWKWARD, ..HostStats::default() };
         let heartbeat = AgentHeartbeat {

@@ -8,7 +8,11 @@
 //! [`Commit`] with [`SaveTimes`], [`Restore`] and [`Rollback`] are also in the journal, and [`StepReport`] in diagnosis
 //! files: their fields are only added, each with `#[serde(default)]`.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -265,28 +269,14 @@ pub struct RunningRanks {
     pub generation: Generation,
     /// Ranks that are running or done, each with its phase.
     pub ranks: Vec<(Rank, RankPhase)>,
+    /// Local ranks whose processes may hold state.
+    pub holders: BTreeSet<LocalRank>,
     /// The last checkpoint that they committed.
     pub commit: Option<Commit>,
     /// The newest updates that rank 0 reported, oldest first, if it runs here.
     pub steps: Vec<StepReport>,
     /// Its newest evaluations ([`RankReport::Evaluated`]), oldest first; only the last one with its texts.
     pub evaluations: Vec<RankReport>,
-}
-
-impl RunningRanks {
-    /// The ranks that may hold state.
-    pub(crate) fn holders(&self) -> impl Iterator<Item = Rank> {
-        let may_hold = |phase: &RankPhase| match phase {
-            RankPhase::Ready { step, .. } => step.is_some(),
-            RankPhase::Joining
-            | RankPhase::Meeting
-            | RankPhase::Training
-            | RankPhase::Waiting
-            | RankPhase::Diverged(_) => true,
-            RankPhase::Done { .. } => false,
-        };
-        self.ranks.iter().filter(move |(_, phase)| may_hold(phase)).map(|(rank, _)| *rank)
-    }
 }
 
 /// Phase of a running rank in its generation.
@@ -317,6 +307,19 @@ pub enum RankPhase {
         /// Digest of the final state, equal on all ranks.
         digest: String,
     },
+}
+
+impl RankPhase {
+    /// Whether the process may hold state.
+    pub(crate) fn may_hold_state(&self) -> bool {
+        match self {
+            Self::Ready { step, .. } => step.is_some(),
+            Self::Joining | Self::Meeting | Self::Training | Self::Waiting | Self::Diverged(_) => {
+                true
+            }
+            Self::Done { .. } => false,
+        }
+    }
 }
 
 /// Agent → coordinator.

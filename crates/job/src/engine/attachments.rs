@@ -8,7 +8,7 @@ use crate::{
     exit::{Failure, crash},
     ids::{Attachment, LocalRank, NodeId, Rank},
     mesh_secret::MeshSecret,
-    message::{AgentHeartbeat, Directive, Hello, RankReport, RunningRanks},
+    message::{AgentHeartbeat, Directive, Hello, RankPhase, RankReport},
     time::Time,
 };
 use std::time::Duration;
@@ -28,15 +28,14 @@ impl Engine {
         }
         let Hello { node, slots, running } = hello;
         let mut new = Node::new(attachment, now, slots);
-        let holders: Vec<Rank> = running.iter().flat_map(RunningRanks::holders).collect();
+        let holders = running.as_ref().map(|held| held.holders.clone()).unwrap_or_default();
         let generation = self.lifecycle.generation;
         let held = running.filter(|held| held.generation == generation);
         // A node without ranks in the generation ends its processes.
         let is_in_world = self.lifecycle.world().is_none_or(|world| world.includes(&node));
         let knows_ranks = held.is_some() && self.lifecycle.world().is_some();
-        if !holders.is_empty() && is_in_world && !knows_ranks {
-            // Which of its processes hold state is no longer known, only how many.
-            new.holders = (0..slots).take(holders.len()).map(LocalRank).collect();
+        if is_in_world && !knows_ranks {
+            new.holders = holders.into_iter().filter(|local_rank| local_rank.0 < slots).collect();
         }
         let before = self.nodes.insert(node.clone(), new);
         if let (Some(old), Some(state)) = (&before, self.nodes.get_mut(&node)) {
@@ -76,6 +75,9 @@ impl Engine {
         };
         match held {
             Some(held) => {
+                let holds_state =
+                    |(rank, phase): &(Rank, RankPhase)| phase.may_hold_state().then_some(*rank);
+                let holders: Vec<Rank> = held.ranks.iter().filter_map(holds_state).collect();
                 let (mut reports, missing) = world.reconcile(&node, held.ranks);
                 holders.into_iter().for_each(|rank| self.record_state(rank, true));
                 reports.extend(missing.into_iter().map(|rank| {

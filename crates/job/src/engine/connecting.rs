@@ -7,7 +7,7 @@
 //! A job or a node that must leave does not wait that long. During a drain, the ranks that hold the state soon save it
 //! without the others. A rank that should hold it and does not answer is replaced after half of the time that is left.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use super::{
     Engine, JobEventKind, elastic::Departure, lifecycle::Phase, nodes::Nodes,
@@ -15,7 +15,7 @@ use super::{
 };
 use crate::{
     exit::{Failure, Outcome, bad_input},
-    ids::NodeId,
+    ids::{LocalRank, NodeId},
     message::Directive,
     plan::Placement,
     time::Time,
@@ -119,6 +119,17 @@ impl Engine {
         for (node, local_rank) in &self.lifecycle.hanging {
             self.nodes.forget_state(node, *local_rank);
         }
+    }
+
+    /// Keeps the processes that have answered after all, while the store was slow.
+    pub(super) fn keep_those_that_answered(&mut self) {
+        let Some(world) = self.lifecycle.world() else { return };
+        let late = world.late().into_iter();
+        let silent: BTreeSet<(NodeId, LocalRank)> = late
+            .filter(|placement| !world.holds_state_at(placement.rank))
+            .map(|placement| (placement.node.clone(), placement.local_rank))
+            .collect();
+        self.lifecycle.hanging.retain(|process| silent.contains(process));
     }
 
     /// Opens a generation without a leaving node that has no state, if the current one still connects: the others need not

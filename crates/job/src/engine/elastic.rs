@@ -37,12 +37,17 @@ pub(super) struct WarmUp {
     required: BTreeSet<LocalRank>,
     pub(super) ready: BTreeSet<LocalRank>,
     /// Deadline for the processes to be ready.
-    pub(super) until: Time,
+    until: Time,
 }
 
 impl WarmUp {
     fn is_done(&self) -> bool {
         self.ready.is_superset(&self.required)
+    }
+
+    /// Until when the processes that are not ready must be.
+    pub(super) fn wakes_at(&self) -> Option<Time> {
+        (!self.is_done()).then_some(self.until)
     }
 }
 
@@ -107,7 +112,8 @@ impl Nodes {
 
     /// Ends the warm-up of nodes that are not ready in time, and counts that as a failure.
     pub(super) fn end_late_warm_ups(&mut self, now: Time) -> Vec<NodeId> {
-        let is_late = |state: &Node| state.warm_up.as_ref().is_some_and(|w| w.until <= now);
+        let deadline = |state: &Node| state.warm_up.as_ref().and_then(WarmUp::wakes_at);
+        let is_late = |state: &Node| deadline(state).is_some_and(|at| at <= now);
         let late = self.iter().filter(|(_, state)| is_late(state));
         let late: Vec<NodeId> = late.map(|(node, _)| node.clone()).collect();
         for node in &late {

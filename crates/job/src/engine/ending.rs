@@ -113,7 +113,7 @@ impl Engine {
         let outcome = match (self.fails_with.take(), &outcome) {
             (Some(first), Outcome::Drained { .. }) => failed(first, &self.saved_state()),
             (Some(first), Outcome::Failed { failure }) if leaves_state(failure) => {
-                failed(first, &self.saved_state())
+                failed(first, &format!("saving failed: {failure}; {}", self.saved_state()))
             }
             _ => self.accounting.limited(now, outcome),
         };

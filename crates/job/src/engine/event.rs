@@ -84,8 +84,9 @@ impl Event {
 pub enum Action {
     /// Make this record durable before the next action.
     Persist(Record),
-    /// Raise the checkpoint store's fence, so that older generations can no longer commit. Handle the result before any
-    /// other event: [`Event::Fenced`], [`Event::FenceFailed`] or [`Event::TakenOver`].
+    /// Begin to raise the checkpoint store's fence, so that older generations can no longer commit. The result is one of
+    /// [`Event::Fenced`], [`Event::FenceFailed`] and [`Event::TakenOver`]; other events may come before. There is never
+    /// more than one that has no result yet.
     Fence(Generation),
     /// Send to an agent.
     Send {

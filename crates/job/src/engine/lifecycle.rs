@@ -54,6 +54,8 @@ pub(super) struct Lifecycle {
     pub(super) hanging: Vec<(NodeId, LocalRank)>,
     /// The next generation, while its fence is being raised.
     pub(super) opening: Option<GenerationOpening>,
+    /// The newest generation whose fence this coordinator has tried to raise.
+    pub(super) last_fence: Generation,
     /// Set while the checkpoint store refuses fences.
     pub(super) store_outage: Option<StoreOutage>,
 }
@@ -72,6 +74,7 @@ impl Lifecycle {
             failures: 0,
             hanging: Vec::new(),
             opening: None,
+            last_fence: Generation(0),
             store_outage: None,
         }
     }

@@ -249,22 +249,25 @@ impl Engine {
 
     /// Handles every timeout that has passed.
     fn expire(&mut self, now: Time) {
-        // The answer to the fence follows at once; after the end there are no timeouts.
-        if self.lifecycle.opening.is_some() || self.outcome().is_some() {
+        if self.outcome().is_some() {
             return;
         }
+        self.report_slow_store(now);
         self.check_budget(now);
         let nodes_wake = self.wake.nodes_at.is_some_and(|at| at <= now);
         if nodes_wake {
             self.expire_waiting_nodes(now);
         }
         self.expire_drain(now);
-        self.break_off_if_due(now);
-        if self.lifecycle.opening.is_some() {
-            return;
+        if self.lifecycle.opening.is_none() {
+            self.break_off_if_due(now);
         }
         if nodes_wake {
             self.expire_disconnected_nodes(now);
+        }
+        // The timeouts of the phase do not matter while the next generation opens.
+        if self.lifecycle.opening.is_some() {
+            return self.open_if_fenced(now);
         }
         match &self.lifecycle.phase {
             Phase::Backoff { until } if *until <= now => self.open(now),
@@ -304,7 +307,10 @@ impl Engine {
     }
 
     fn next_wake(&self, nodes_at: Option<Time>) -> Option<Time> {
+        let opening = self.lifecycle.opening.as_ref();
         let phase = match &self.lifecycle.phase {
+            Phase::Ended { .. } => return None,
+            _ if opening.is_some() => None,
             Phase::Backoff { until } | Phase::Reattaching { until, .. } => Some(*until),
             // A disconnected node has its own deadline, and the engine waits until then.
             Phase::Forming { world, until }
@@ -313,7 +319,6 @@ impl Engine {
                 self.nodes.disconnected_in(world).is_none().then_some(*until)
             }
             Phase::Gathering | Phase::Training { .. } => None,
-            Phase::Ended { .. } => return None,
         };
         // While the job drains, its budget no longer matters.
         let ends_at = match &self.drain {
@@ -321,9 +326,12 @@ impl Engine {
             None => self.accounting.wakes_at(),
         };
         let retry_at = self.lifecycle.store_outage.and_then(|outage| outage.retry_at);
-        let breaks_off_at = self.breaks_off_at();
+        let connects = match opening {
+            Some(opening) => opening.slow_at,
+            None => self.breaks_off_at(),
+        };
         let all = phase.into_iter().chain(nodes_at).chain(ends_at).chain(retry_at);
-        all.chain(breaks_off_at).min()
+        all.chain(connects).min()
     }
 
     // ---- actions ----

@@ -99,7 +99,7 @@ impl Node {
 
     /// The next timeout of this node.
     fn wakes_at(&self) -> Option<Time> {
-        let warm_up = self.warm_up.as_ref().map(|warm_up| warm_up.until);
+        let warm_up = self.warm_up.as_ref().and_then(WarmUp::wakes_at);
         self.given_up_at.into_iter().chain(self.quarantined_until).chain(warm_up).min()
     }
 }
@@ -120,7 +120,12 @@ pub(super) struct Nodes {
 impl Nodes {
     /// A node of `world` that is disconnected and not yet given up.
     pub(super) fn disconnected_in(&self, world: &World) -> Option<&NodeId> {
-        self.disconnected.iter().find(|node| world.includes(node))
+        self.all_disconnected_in(world).next()
+    }
+
+    /// The nodes of `world` that are disconnected and not yet given up.
+    pub(super) fn all_disconnected_in(&self, world: &World) -> impl Iterator<Item = &NodeId> {
+        self.disconnected.iter().filter(|node| world.includes(node))
     }
 
     pub(super) fn any_attached(&self) -> bool {

@@ -1,15 +1,22 @@
 //! Opening a generation.
 //!
 //! The checkpoint store comes first: once its fence is raised, no older generation can commit. The ranks learn of the
-//! new generation only then. Until then the phase stays what it was. If the store refuses the fence, for example
-//! because its disk is full or its credentials have expired, ranks that run keep their state, and the fence is tried
-//! again.
+//! new generation only then. Until then the phase stays what it was, except that ranks that still connect do not begin to
+//! train. A bucket may take minutes to answer, and the job receives events meanwhile: nodes come and go, ranks that train make
+//! steps and may fail, users ask for things. If the planned ranks are then no longer possible, they are placed anew.
+//!
+//! If the store refuses the fence, for example because its disk is full or its credentials have expired, ranks that run
+//! keep their state, and the fence is tried again.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use super::{
-    Action, Engine, JobEventKind, Record, job_event::ranks, lifecycle::Phase, membership::World,
-    nodes::Node, policy::Policy,
+    Action, Engine, JobEventKind, Record,
+    job_event::ranks,
+    lifecycle::Phase,
+    membership::{MemberKind, World},
+    nodes::Node,
+    policy::Policy,
 };
 use crate::{
     exit::{Failure, Outcome},
@@ -19,6 +26,9 @@ use crate::{
     time::Time,
 };
 
+/// After this time without an answer of the checkpoint store, an event says so.
+const SLOW_STORE: Duration = Duration::from_secs(5);
+
 /// A generation whose fence is being raised.
 #[derive(Clone, Debug)]
 pub(super) struct GenerationOpening {
@@ -26,8 +36,16 @@ pub(super) struct GenerationOpening {
     world: World,
     /// Nodes to notify, which may run no ranks.
     nodes: BTreeSet<NodeId>,
+    /// Whether it consists of processes that hold state, to save it.
+    only_saves: bool,
+    /// Whether it carries out a rollback, which the journal then has before it.
+    rolls_back: bool,
     /// Why the nodes change although nothing failed.
-    change: Option<NodeChangeCause>,
+    pub(super) change: Option<NodeChangeCause>,
+    /// When an event says that the store does not answer, until then.
+    pub(super) slow_at: Option<Time>,
+    /// Whether the fence is raised.
+    is_fenced: bool,
 }
 
 /// Why the nodes of a generation change although nothing failed.
@@ -41,8 +59,6 @@ pub(super) struct NodeChangeCause {
 /// The checkpoint store refuses the fence of a generation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StoreOutage {
-    /// The fence may have been raised to this generation.
-    generation: Generation,
     /// Refusals in a row.
     refusals: u32,
     /// When the fence is tried again, until then.
@@ -73,13 +89,27 @@ impl Engine {
         if self.lifecycle.opening.is_some() {
             return;
         }
-        // Until all ranks hold the state, a leaving node may be the only one that does.
+        let Some(mut opening) = self.place_next_generation(now, change) else { return };
+        opening.slow_at = Some(now.after(SLOW_STORE));
+        if let Some(outage) = &mut self.lifecycle.store_outage {
+            outage.retry_at = None;
+        }
+        self.lifecycle.last_fence = opening.generation;
+        self.actions.push(Action::Fence(opening.generation));
+        self.lifecycle.opening = Some(opening);
+    }
+
+    /// Places the ranks of the next generation on the nodes that are attached. If they are too few, waits for more.
+    fn place_next_generation(
+        &mut self,
+        now: Time,
+        change: Option<NodeChangeCause>,
+    ) -> Option<GenerationOpening> {
         let all_hold_state = self.lifecycle.training_world().is_some();
-        let can_run_ranks =
-            |node: &Node| node.departure.is_none() || !all_hold_state && !node.holders.is_empty();
+        let can_run_ranks = |node: &Node| can_run_ranks(node, all_hold_state);
         let slots = self.nodes.slots(can_run_ranks);
         let holders = self.nodes.holders(can_run_ranks);
-        let only_saves = self.fails_with.is_some() || self.drain.is_some() && holders > 0;
+        let only_saves = self.only_saves(holders);
         let (min_ranks, max_ranks) = match only_saves {
             false => (self.policy.min_ranks, self.policy.max_ranks),
             // Only processes that hold state: they come first.
@@ -93,11 +123,13 @@ impl Engine {
         }
         let Some(placements) = place_ranks(&offers, min_ranks, max_ranks) else {
             if self.fails_with.is_some() {
-                return self.end(now, Outcome::Drained { reason: String::new() });
+                self.end(now, Outcome::Drained { reason: String::new() });
+                return None;
             }
             let reason =
                 format!("waiting for agents: {slots} of at least {min_ranks} ranks are available");
-            return self.lifecycle.set_phase(now, Phase::Gathering, reason);
+            self.lifecycle.set_phase(now, Phase::Gathering, reason);
+            return None;
         };
         let generation = self.lifecycle.generation.next();
         let world = World::new(placements);
@@ -106,19 +138,107 @@ impl Engine {
             placements: world.placements().to_vec(),
         }));
         self.actions.extend(self.accounting.persist(now));
-        self.actions.push(Action::Fence(generation));
         let nodes = offers.into_iter().map(|offer| offer.node).collect();
-        self.lifecycle.opening = Some(GenerationOpening { generation, world, nodes, change });
+        let rolls_back = self.divergences.is_rollback_due(self.lifecycle.generation);
+        Some(GenerationOpening {
+            generation,
+            world,
+            nodes,
+            only_saves,
+            rolls_back,
+            change,
+            slow_at: None,
+            is_fenced: false,
+        })
     }
 
-    /// The fence is raised: the ranks leave the old generation.
+    /// Whether the next generation only saves what ranks hold, before the job ends.
+    fn only_saves(&self, holders: u32) -> bool {
+        self.fails_with.is_some() || self.drain.is_some() && holders > 0
+    }
+
+    /// Whether a generation can open as it was planned before the store answered.
+    fn is_possible(&self, opening: &GenerationOpening) -> bool {
+        let all_hold_state = self.lifecycle.training_world().is_some();
+        let last_holder = self.nodes.last_holder().map(|offer| offer.node);
+        let can_run_its_ranks = |id: &NodeId| {
+            let runs = |node: &Node| {
+                node.quarantined_until.is_none()
+                    && (can_run_ranks(node, all_hold_state) || last_holder.as_ref() == Some(id))
+                    && node.slots as usize >= opening.world.ranks_of(id).len()
+            };
+            self.nodes.get(id).is_some_and(runs)
+        };
+        let holders = self.nodes.holders(|node| can_run_ranks(node, all_hold_state));
+        let placements = opening.world.placements().iter();
+        let placed_holders = placements.filter(|at| self.nodes.may_hold_state(at)).count();
+        placed_holders >= holders.min(opening.world.size()) as usize
+            && opening.only_saves == self.only_saves(holders)
+            && opening.rolls_back == self.divergences.is_rollback_due(self.lifecycle.generation)
+            && opening.world.nodes().all(can_run_its_ranks)
+    }
+
+    /// Reports that the store does not answer.
+    pub(super) fn report_slow_store(&mut self, now: Time) {
+        let Some(opening) = &mut self.lifecycle.opening else { return };
+        if opening.slow_at.take_if(|at| *at <= now).is_none() {
+            return;
+        }
+        let (generation, seconds) = (opening.generation, SLOW_STORE.as_secs());
+        let is_training = matches!(self.lifecycle.phase, Phase::Training { .. });
+        let what = match is_training {
+            true => "training goes on with the same nodes",
+            false => "ranks that run keep their state",
+        };
+        let text = format!(
+            "generation {generation} waits for the checkpoint store, which has not answered for {seconds} s; {what}"
+        );
+        self.publish(JobEventKind::StoreUnavailable, text.clone());
+        if !is_training {
+            self.lifecycle.reason = text;
+        }
+    }
+
+    /// The fence is raised.
     pub(super) fn fenced(&mut self, now: Time) {
-        let Some(GenerationOpening { generation, world, nodes, change }) =
-            self.lifecycle.opening.take()
-        else {
+        let Some(opening) = &mut self.lifecycle.opening else { return };
+        opening.is_fenced = true;
+        opening.slow_at = None;
+        self.lifecycle.store_outage = None;
+        self.open_if_fenced(now);
+    }
+
+    /// Opens a generation whose fence is raised. A node that got disconnected meanwhile may hold the newest state; it is
+    /// waited for, unless the generation includes it anyway.
+    pub(super) fn open_if_fenced(&mut self, now: Time) {
+        let Some(opening) = self.lifecycle.opening.take_if(|opening| opening.is_fenced) else {
             return;
         };
-        self.lifecycle.store_outage = None;
+        let is_possible = self.is_possible(&opening);
+        let is_left_behind = |node: &NodeId| !is_possible || !opening.world.includes(node);
+        let world = self.lifecycle.world();
+        if world.is_some_and(|world| self.nodes.all_disconnected_in(world).any(is_left_behind)) {
+            self.lifecycle.opening = Some(opening);
+            return;
+        }
+        let is_done = |world: &World| world.has(MemberKind::Done);
+        if self.lifecycle.training_world().is_some_and(is_done) {
+            // The last checkpoint is committed. If another rank is lost before it is done too, the generation opens then.
+            return;
+        }
+        let opening = match is_possible {
+            true => Some(opening),
+            false => self.place_next_generation(now, opening.change),
+        };
+        if let Some(opening) = opening {
+            self.begin_generation(now, opening);
+        }
+    }
+
+    /// The ranks leave the old generation.
+    fn begin_generation(&mut self, now: Time, opening: GenerationOpening) {
+        let GenerationOpening { generation, world, nodes, change, .. } = opening;
+        self.keep_those_that_answered();
         if let Some(NodeChangeCause { text, joins }) = &change {
             if *joins {
                 self.publish(JobEventKind::NodesAdded, text.clone());
@@ -158,9 +278,9 @@ impl Engine {
     /// The store refuses the fence. Ranks that run hold state that may be nowhere else, so the job waits for the store
     /// as long as there are any; without them nothing is lost by ending it.
     pub(super) fn fence_failed(&mut self, now: Time, failure: Failure) {
-        let Some(GenerationOpening { generation, .. }) = self.lifecycle.opening.take() else {
+        if self.lifecycle.opening.take().is_none() {
             return;
-        };
+        }
         if self.nodes.values().all(|node| node.holders.is_empty()) {
             return self.end(now, Outcome::Failed { failure });
         }
@@ -168,8 +288,7 @@ impl Engine {
         let refusals = before.map_or(0, |outage| outage.refusals).saturating_add(1);
         let pause = Policy::store_retry(refusals);
         let retry_at = now.after(pause);
-        self.lifecycle.store_outage =
-            Some(StoreOutage { generation, refusals, retry_at: Some(retry_at) });
+        self.lifecycle.store_outage = Some(StoreOutage { refusals, retry_at: Some(retry_at) });
         let is_training = matches!(self.lifecycle.phase, Phase::Training { .. });
         let what = match is_training {
             true => {
@@ -189,11 +308,18 @@ impl Engine {
         }
     }
 
-    /// Whether a fence at this generation is one that this job has raised or tried to raise.
-    pub(super) fn is_own_fence(&self, fence: Generation) -> bool {
-        let tried = self.lifecycle.store_outage.map(|outage| outage.generation);
-        fence
-            <= tried.map_or(self.lifecycle.generation, |tried| tried.max(self.lifecycle.generation))
+    /// Handles a save that was refused because the fence is at a newer generation than that of the ranks. If this job did
+    /// not try to raise it so far, another coordinator did.
+    pub(super) fn refused_by_fence(&mut self, now: Time, fence: Generation, message: String) {
+        let current = self.lifecycle.generation;
+        if fence > current.max(self.lifecycle.last_fence) {
+            return self.taken_over(now, message);
+        }
+        // The fence was raised for a change of nodes that was given up: the ranks can save only in a newer generation.
+        if fence > current && self.may_change_nodes() {
+            let text = format!("the checkpoint store expects generation {fence}");
+            self.open_for_change(now, NodeChangeCause { text, joins: false });
+        }
     }
 
     pub(super) fn send_launch(&mut self, node: &NodeId, replace: &[LocalRank]) {
@@ -208,4 +334,10 @@ impl Engine {
         };
         self.send(node, Directive::Launch(launch));
     }
+}
+
+/// Whether a node gets ranks of the next generation. Until all ranks hold the state, a leaving node may be the only one
+/// that does.
+fn can_run_ranks(node: &Node, all_hold_state: bool) -> bool {
+    node.departure.is_none() || !all_hold_state && !node.holders.is_empty()
 }

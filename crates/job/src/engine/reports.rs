@@ -103,9 +103,8 @@ impl Engine {
             RankReport::SaveFailed(SaveProblem { message, fence }) => {
                 self.results.save_problem = Some(message.clone());
                 self.note(now, JobEventKind::SaveFailed, message.clone());
-                // If the fence is at one of this job's own generations, no other coordinator is involved.
-                if fence.is_some_and(|fence| !self.is_own_fence(fence)) {
-                    self.taken_over(now, message);
+                if let Some(fence) = fence {
+                    self.refused_by_fence(now, fence, message);
                 }
             }
             RankReport::Lost { detail } => {

@@ -288,8 +288,11 @@ fn send(number: u32, attachment: u64, directive: Directive) -> Action {
 }
 
 fn running(generation: u64, ranks: &[(u32, RankPhase)]) -> Option<RunningRanks> {
+    let held = (0..).zip(ranks).filter(|(_, (_, phase))| phase.may_hold_state());
+    let holders = held.map(|(local_rank, _)| LocalRank(local_rank)).collect();
     let ranks = ranks.iter().map(|(rank, phase)| (Rank(*rank), phase.clone())).collect();
-    Some(RunningRanks { generation: Generation(generation), ranks, ..RunningRanks::default() })
+    let generation = Generation(generation);
+    Some(RunningRanks { generation, ranks, holders, ..RunningRanks::default() })
 }
 
 fn replay(records: &[Record]) -> Engine {

@@ -22,6 +22,9 @@ impl Engine {
     // ---- forming and meeting ----
 
     pub(super) fn begin_when_all_ready(&mut self, now: Time) {
+        if self.lifecycle.opening.is_some() {
+            return;
+        }
         let Phase::Forming { world, .. } = &mut self.lifecycle.phase else { return };
         let Some(peers) = world.begin() else { return };
         let holds_state = world.holds_state();
@@ -51,7 +54,7 @@ impl Engine {
 
     pub(super) fn train_when_all_started(&mut self, now: Time) {
         let Phase::Meeting { world, .. } = &self.lifecycle.phase else { return };
-        if !world.all_have_started() {
+        if !world.all_have_started() || self.lifecycle.opening.is_some() {
             return;
         }
         let Some(world) = self.lifecycle.take_world() else { return };
@@ -74,13 +77,10 @@ impl Engine {
 
     /// Opens a generation with other nodes, if some are leaving or have become ready.
     pub(super) fn adapt_to_nodes(&mut self, now: Time) {
-        let Some(world) = self.lifecycle.training_world() else { return };
-        // A disconnected node may hold the newest state. If some ranks are done already, it is better to let the
-        // others finish too.
-        let all_train = world.all_are(&[MemberKind::Started]);
-        if self.drain.is_some() || self.nodes.disconnected_in(world).is_some() || !all_train {
+        if self.drain.is_some() || !self.may_change_nodes() {
             return;
         }
+        let Some(world) = self.lifecycle.training_world() else { return };
         match self.nodes.change(world) {
             Some(NodeChange::Leaves { node, reason, end }) => {
                 match self.nodes.is_enough_without(&node, &self.policy) {
@@ -103,6 +103,14 @@ impl Engine {
                 }
             }
         }
+    }
+
+    /// Whether the ranks train, and another generation may follow although nothing failed. A disconnected node may hold the
+    /// newest state. If some ranks are done already, it is better to let the others finish too.
+    pub(super) fn may_change_nodes(&self) -> bool {
+        self.lifecycle.training_world().is_some_and(|world| {
+            self.nodes.disconnected_in(world).is_none() && world.all_are(&[MemberKind::Started])
+        })
     }
 
     pub(super) fn begin_recovery(&mut self, now: Time, lost_at: Time, cause: &str, planned: bool) {
@@ -176,7 +184,9 @@ impl Engine {
     /// Ends the current generation, whose failure was first reported at `lost_at`: opens a new one, at once or after a
     /// backoff, or ends the job.
     pub(super) fn fail(&mut self, now: Time, lost_at: Time, failure: Failure) {
-        if self.lifecycle.opening.is_some() {
+        // A change of nodes whose fence is being raised becomes the recovery from this failure; only the first one counts.
+        let opening = self.lifecycle.opening.as_mut();
+        if opening.is_some_and(|opening| opening.change.take().is_none()) {
             return;
         }
         let generation = self.lifecycle.generation;

@@ -50,12 +50,19 @@ impl Session {
     /// The ranks of this node in the newest generation, for the hello.
     pub(super) fn running_ranks(&self) -> Option<RunningRanks> {
         let generation = self.generation;
-        let ranks: Vec<_> =
-            self.slots.iter().filter_map(|slot| slot.hello_entry(generation)).collect();
+        let entry = |(local_rank, slot): (u32, &Slot)| {
+            slot.hello_entry(generation).map(|entry| (LocalRank(local_rank), entry))
+        };
+        let running: Vec<_> = (0..).zip(&self.slots).filter_map(entry).collect();
+        let holds_state =
+            |(_, (_, phase)): &&(LocalRank, (Rank, RankPhase))| phase.may_hold_state();
+        let holders =
+            running.iter().filter(holds_state).map(|(local_rank, _)| *local_rank).collect();
+        let ranks = running.into_iter().map(|(_, entry)| entry).collect();
         let known = generation != Generation(0);
         let (commit, steps) = (self.commit.clone(), self.steps.to_vec());
         let evaluations = self.evaluations.iter().cloned().collect();
-        known.then_some(RunningRanks { generation, ranks, commit, steps, evaluations })
+        known.then_some(RunningRanks { generation, ranks, holders, commit, steps, evaluations })
     }
 
     pub(super) fn handle_directive(&mut self, now: Time, directive: Directive) {

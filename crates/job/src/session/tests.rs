@@ -225,8 +225,11 @@ fn hello(slots: u32, holding: Option<RunningRanks>) -> Action {
 }
 
 fn running_ranks(ranks: &[(u32, RankPhase)]) -> Option<RunningRanks> {
+    // Here each rank has the number of its slot.
+    let held = ranks.iter().filter(|(_, phase)| phase.may_hold_state());
+    let holders = held.map(|(rank, _)| LocalRank(*rank)).collect();
     let ranks = ranks.iter().map(|(rank, phase)| (Rank(*rank), phase.clone())).collect();
-    Some(RunningRanks { generation: Generation(1), ranks, ..RunningRanks::default() })
+    Some(RunningRanks { generation: Generation(1), ranks, holders, ..RunningRanks::default() })
 }
 
 fn forwarded(rank: u32, report: RankReport) -> Action {

@@ -3,7 +3,7 @@
 use std::{collections::VecDeque, ops::RangeInclusive};
 
 use baton_job::{
-    engine,
+    Generation, engine,
     exit::Failure,
     message::{AgentReport, Directive, RankCommand, RankMessage},
     session,
@@ -43,7 +43,11 @@ pub(crate) enum SimEvent {
     Commanded(Pid, RankCommand),
     RankMessage(Pid, RankMessage),
     Exited(Pid, Failure),
-    Woken { pid: Pid, listen_number: u64, wake: Wake },
+    Woken {
+        pid: Pid,
+        listen_number: u64,
+        wake: Wake,
+    },
     ProcessEnds(Pid),
     Warms(Pid),
     Heartbeat(Pid),
@@ -51,6 +55,11 @@ pub(crate) enum SimEvent {
     ShardsWritten(GroupId),
     ManifestLands(GroupId),
     CoordinatorRestarts,
+    /// The store answers the coordinator of this life.
+    StoreAnswers {
+        life: u64,
+        generation: Generation,
+    },
     AgentRestarts(AgentId),
     Fault,
     Calm,
@@ -180,6 +189,7 @@ impl Cluster {
             SimEvent::ShardsWritten(group) => self.shards_written(group),
             SimEvent::ManifestLands(group) => self.manifest_lands(group),
             SimEvent::CoordinatorRestarts => self.coordinator_restarts(),
+            SimEvent::StoreAnswers { life, generation } => self.store_answers(life, generation),
             SimEvent::AgentRestarts(id) => self.agent_restarts(id),
             SimEvent::Fault => self.fault(),
             SimEvent::Calm => self.calm_down(),

@@ -28,6 +28,8 @@ pub(crate) struct Coordinator {
     pub(crate) crashes_after: Option<usize>,
     /// Until when the store refuses to be written.
     pub(crate) store_refuses_until: Time,
+    /// Whether the store has yet to answer.
+    pub(crate) waits_for_store: bool,
     /// The engine's status after the last event, and before it.
     pub(crate) status: Status,
     pub(crate) status_before: Status,
@@ -44,6 +46,7 @@ impl Coordinator {
             attachments: 0,
             crashes_after: None,
             store_refuses_until: Time(0),
+            waits_for_store: false,
             status_before: status.clone(),
             status,
         }
@@ -93,27 +96,22 @@ impl Cluster {
         self.coordinator.status_before = std::mem::replace(&mut self.coordinator.status, status);
         self.facts.push(Fact::EngineMoved);
         let crashes_after = self.coordinator.crashes_after.take_if(|after| *after < actions.len());
-        let mut answer = None;
         for (done, action) in actions.into_iter().enumerate() {
             if crashes_after == Some(done) {
                 return self.coordinator_crashes();
             }
-            answer = self.perform(action).or(answer);
-        }
-        if let Some(answer) = answer {
-            self.coordinate(answer);
+            self.perform(action);
         }
     }
 
-    /// Performs an action; returns the event that answers it, if there is one.
-    fn perform(&mut self, action: Action) -> Option<Event> {
+    fn perform(&mut self, action: Action) {
         self.log(|| format!("    {action:?}"));
         match action {
             Action::Persist(record) => {
                 self.coordinator.journal.push(record.clone());
                 self.facts.push(Fact::Persisted(record));
             }
-            Action::Fence(generation) => return Some(self.fence(generation)),
+            Action::Fence(generation) => self.fence(generation),
             Action::Send { node, attachment, directive } => {
                 self.facts.push(Fact::DirectiveSent(node, directive.clone()));
                 self.send_down(attachment, directive);
@@ -121,21 +119,43 @@ impl Cluster {
             Action::Refuse { attachment, .. } => self.refuse(attachment),
             Action::Publish(_) | Action::WriteDiagnosis(_) | Action::AddPoint(_) => {}
         }
-        None
     }
 
-    /// A store that refuses to be written may have raised the fence before it failed.
-    fn fence(&mut self, generation: Generation) -> Event {
-        let refuses = self.coordinator.store_refuses_until > self.now;
-        if !refuses || self.rng.bool() {
+    /// The store may raise the fence some time before it answers.
+    fn fence(&mut self, generation: Generation) {
+        let is_second = std::mem::replace(&mut self.coordinator.waits_for_store, true);
+        assert!(!is_second, "two fences are raised at once");
+        let life = self.coordinator.life;
+        let at = match self.rng.u8(0..20) {
+            0 => self.soon(0..=60_000),
+            1..5 => self.soon(0..=5_000),
+            _ => self.soon(0..=20),
+        };
+        if self.rng.bool() {
             self.store.raise_fence(generation);
         }
+        self.schedule(at, SimEvent::StoreAnswers { life, generation });
+    }
+
+    /// A store that refuses to be written may have raised the fence before it failed. The request of a coordinator that has
+    /// crashed may still be carried out.
+    pub(crate) fn store_answers(&mut self, life: u64, generation: Generation) {
+        let refuses = self.coordinator.store_refuses_until > self.now;
+        let is_received = self.coordinator.life == life && self.coordinator.engine.is_some();
+        if !refuses && is_received || self.rng.bool() {
+            self.store.raise_fence(generation);
+        }
+        if !is_received {
+            return;
+        }
+        self.coordinator.waits_for_store = false;
         if refuses {
-            self.facts.push(Fact::FenceRefused(generation));
-            return Event::FenceFailed { failure: crash("the disk is full") };
+            self.facts.push(Fact::FenceRefused);
+            let failure = crash("the disk is full");
+            return self.coordinate(Event::FenceFailed { failure });
         }
         self.facts.push(Fact::FenceRaised(generation));
-        Event::Fenced
+        self.coordinate(Event::Fenced);
     }
 
     pub(crate) fn coordinator_crashes(&mut self) {
@@ -145,6 +165,7 @@ impl Cluster {
         self.log(|| "the coordinator crashes".to_owned());
         self.facts.push(Fact::CoordinatorCrashed);
         self.coordinator.life += 1;
+        self.coordinator.waits_for_store = false;
         self.reset_all_connections();
         let slow = self.rng.u8(0..4) == 0;
         let at = if slow { self.soon(1_000..=15_000) } else { self.soon(50..=1_000) };

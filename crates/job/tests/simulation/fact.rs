@@ -19,7 +19,7 @@ pub(crate) enum Fact {
     /// The store's fence was raised.
     FenceRaised(Generation),
     /// The store refused to raise the fence.
-    FenceRefused(Generation),
+    FenceRefused,
     /// The coordinator sent a directive to an agent.
     DirectiveSent(NodeId, Directive),
     /// The coordinator crashed.

@@ -55,7 +55,7 @@ impl Tally {
             }
             Fact::EngineMoved => self.compare(cluster),
             Fact::CoordinatorReplayed => self.count("coordinator restarts"),
-            Fact::FenceRefused(_) => self.count("fences refused by the store"),
+            Fact::FenceRefused => self.count("fences refused by the store"),
             Fact::AgentCrashed => self.count("agent crashes"),
             Fact::AgentLeft(..) => self.count("agents left"),
             Fact::Ended { replaced: true, .. } => self.count("hanging ranks replaced"),

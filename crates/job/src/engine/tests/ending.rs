@@ -120,7 +120,7 @@ fn a_last_save_that_fails_too_often_ends_with_the_failure_that_began_it() {
 
     let message = failure_of(&engine).message;
     assert!(
-        message.starts_with("rank 1: no such file; the state after step 5 was not"),
+        message.starts_with("rank 1: no such file; saving failed: 2 generations ended without a"),
         "{message}"
     );
 }

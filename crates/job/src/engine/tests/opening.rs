@@ -136,8 +136,7 @@ fn training_goes_on_while_a_change_of_nodes_waits_for_the_store() {
     assert_eq!((status.recoveries.len(), engine.deadline()), (0, Some(at(7.0))));
 
     // The fence may have been raised before the store failed: a save that is refused by it is no takeover.
-    let problem = SaveProblem { message: "fenced".to_owned(), fence: Some(Generation(2)) };
-    report(&mut engine, at(6.5), 0, RankReport::SaveFailed(problem));
+    report(&mut engine, at(6.5), 0, save_refused_by(2));
     assert_eq!(engine.outcome(), None);
 
     let again = engine.handle(at(7.0), Event::Tick);
@@ -162,4 +161,203 @@ fn a_change_of_nodes_that_is_no_longer_wanted_is_not_tried_again() {
 
     assert!(!actions.iter().any(|action| matches!(action, Action::Fence(_))), "{actions:?}");
     assert_eq!(engine.deadline(), None);
+}
+
+fn save_refused_by(fence: u64) -> RankReport {
+    let fence = Some(Generation(fence));
+    RankReport::SaveFailed(SaveProblem { message: "fenced".to_owned(), fence })
+}
+
+#[test]
+fn ranks_whose_saves_are_refused_by_a_fence_of_their_own_job_get_a_newer_generation() {
+    let mut engine = training(&[1]);
+    attach(&mut engine, at(3.0), 1, 1, None);
+    is_warm(&mut engine);
+    engine.handle(at(6.0), full_disk());
+    detach(&mut engine, at(6.5), 1);
+    engine.handle(at(7.0), Event::Tick);
+
+    report(&mut engine, at(8.0), 0, save_refused_by(2));
+
+    assert_eq!((engine.generation(), placed(&engine)), (Generation(2), vec!["node0".to_owned()]));
+    assert_eq!(causes(&engine), ["the checkpoint store expects generation 2"]);
+}
+
+// ---- a store that answers late ----
+
+/// A node is about to join two others that train, and the store has not answered yet.
+fn joining() -> Engine {
+    let mut engine = training(&[1, 1]);
+    attach(&mut engine, at(3.0), 2, 1, None);
+    let report = AgentReport::Warm { local_rank: LocalRank(0) };
+    let attachment = attachment(&engine, 2);
+    let actions = engine.handle(at(6.0), Event::Reported { node: node(2), attachment, report });
+    assert_eq!(actions.last(), Some(&Action::Fence(Generation(2))));
+    engine
+}
+
+/// The texts of events of this kind.
+fn published(actions: &[Action], kind: JobEventKind) -> Vec<String> {
+    let text = |action: &Action| match action {
+        Action::Publish(event) if event.kind == kind => Some(event.message.clone()),
+        _ => None,
+    };
+    actions.iter().filter_map(text).collect()
+}
+
+#[test]
+fn requests_are_carried_out_while_the_store_is_slow() {
+    let mut engine = joining();
+
+    let actions = engine.handle(at(30.0), Event::Drain { reason: "a user asked".to_owned() });
+
+    let drains = |action: &&Action| {
+        matches!(action, Action::Send { directive: Directive::Drain { .. }, .. })
+    };
+    assert_eq!(actions.iter().filter(drains).count(), 2, "{actions:?}");
+    report(&mut engine, at(31.0), 0, done(drained(), "same"));
+    report(&mut engine, at(31.0), 1, done(drained(), "same"));
+    assert_eq!(engine.outcome(), Some(&drained()));
+    assert_eq!(engine.handle(at(40.0), Event::Fenced), [], "the job is over");
+}
+
+#[test]
+fn ranks_that_save_and_stop_need_no_generation_that_opens_late() {
+    let mut engine = joining();
+    engine.handle(at(30.0), Event::Drain { reason: "a user asked".to_owned() });
+    report(&mut engine, at(31.0), 0, done(drained(), "same"));
+
+    let actions = engine.handle(at(31.5), Event::Fenced);
+
+    assert_eq!((launches(&actions), engine.generation()), (0, Generation(1)));
+    report(&mut engine, at(32.0), 1, done(drained(), "same"));
+    assert_eq!(engine.outcome(), Some(&drained()));
+}
+
+#[test]
+fn a_store_that_does_not_answer_is_reported_once() {
+    let mut engine = joining();
+    assert_eq!(engine.deadline(), Some(at(11.0)));
+
+    let actions = engine.handle(at(11.0), Event::Tick);
+
+    let text = "generation 2 waits for the checkpoint store, which has not answered for 5 s; training goes on with the same \
+                nodes";
+    assert_eq!(published(&actions, JobEventKind::StoreUnavailable), [text]);
+    assert_eq!(engine.deadline(), None);
+    let actions = engine.handle(at(60.0), Event::Fenced);
+    assert_eq!(launches(&actions), 3);
+}
+
+#[test]
+fn a_new_job_says_that_it_waits_for_the_store() {
+    let mut engine = gathering(1);
+    let hello = Hello { node: node(0), slots: 1, running: None };
+    engine.handle(at(1.0), Event::Attached { attachment: Attachment(1), hello });
+
+    engine.handle(at(6.0), Event::Tick);
+
+    assert_eq!(
+        engine.status().reason,
+        "generation 1 waits for the checkpoint store, which has not answered for 5 s; ranks that run keep their state"
+    );
+}
+
+#[test]
+fn a_node_that_leaves_before_the_store_answers_gets_no_ranks() {
+    let mut engine = joining();
+    detach(&mut engine, at(7.0), 2);
+
+    let actions = engine.handle(at(8.0), Event::Fenced);
+
+    assert!(opens(&actions, 2), "{actions:?}");
+    assert_eq!(placed(&engine), ["node0", "node1"]);
+}
+
+#[test]
+fn a_failure_before_the_store_answers_is_the_cause_of_the_recovery() {
+    let mut engine = joining();
+    let event = rank_event(&engine, Generation(1), 1, crashed());
+    engine.handle(at(7.0), event);
+    let event = rank_event(&engine, Generation(1), 0, lost());
+    engine.handle(at(7.1), event);
+
+    engine.handle(at(8.0), Event::Fenced);
+
+    assert_eq!(placed(&engine), ["node0", "node1", "node2"]);
+    assert_eq!(causes(&engine), ["rank 1: killed"]);
+    assert_eq!(engine.status().recoveries[0].lost_at, at(7.0));
+}
+
+#[test]
+fn a_node_that_disconnects_before_the_store_answers_is_waited_for() {
+    let mut engine = joining();
+    detach(&mut engine, at(7.0), 2);
+    detach(&mut engine, at(7.0), 1);
+
+    assert_eq!(launches(&engine.handle(at(8.0), Event::Fenced)), 0, "it may hold the newest state");
+    let actions = attach(&mut engine, at(9.0), 1, 1, running(1, &[(1, RankPhase::Training)]));
+
+    assert_eq!(launches(&actions), 2);
+    assert_eq!(
+        (engine.generation(), placed(&engine)),
+        (Generation(2), vec!["node0".to_owned(), "node1".to_owned()])
+    );
+}
+
+#[test]
+fn ranks_that_connect_too_late_do_not_train_while_the_next_generation_opens() {
+    let mut engine = meeting(&[1, 1]);
+    report(&mut engine, at(5.0), 0, started());
+    engine.handle(at(21.0), Event::Tick);
+
+    let event = rank_event(&engine, Generation(1), 1, started());
+    engine.handle(at(22.0), event);
+
+    assert_eq!(engine.status().phase, PhaseName::Meeting);
+    let actions = engine.handle(at(23.0), Event::Fenced);
+    let replaced = |action: &Action| match action {
+        Action::Send { directive: Directive::Launch(launch), .. } => Some(launch.replace.len()),
+        _ => None,
+    };
+    let replaced: Vec<usize> = actions.iter().filter_map(replaced).collect();
+    assert_eq!(replaced, [0, 0], "both hold the state");
+}
+
+#[test]
+fn a_node_whose_ranks_got_the_state_before_the_store_answers_is_not_left_out() {
+    // With room for two of three ranks, names decide as long as none holds state.
+    let mut engine =
+        Engine::new(&spec_with(&["cluster.min_ranks=2", "cluster.max_ranks=2"]), origin(), at(0.0));
+    engine.drive(at(0.0), Event::Tick);
+    for number in [1, 2] {
+        attach(&mut engine, at(0.0), number, 1, None);
+    }
+    attach(&mut engine, at(0.5), 0, 1, None);
+    all_ready(&mut engine, at(1.0), None);
+    let event = rank_event(&engine, Generation(1), 0, crashed());
+    engine.handle(at(2.0), event);
+    let started = started();
+    let event = rank_event(&engine, Generation(1), 1, started);
+    engine.handle(at(2.1), event);
+
+    engine.handle(at(3.0), Event::Fenced);
+
+    assert_eq!(placed(&engine), ["node0", "node2"]);
+}
+
+#[test]
+fn a_rollback_before_the_store_answers_is_carried_out_by_the_next_generation() {
+    let mut engine = joining();
+    let generation = Generation(1);
+    let diagnosis = divergence::diagnosis(12);
+    let event = rank_event(&engine, generation, 0, RankReport::Diverged(diagnosis));
+    let actions = engine.handle(at(7.0), event);
+    assert!(actions.iter().any(|action| matches!(action, Action::Persist(Record::Diverged(_)))));
+
+    let actions = engine.handle(at(8.0), Event::Fenced);
+
+    assert!(opens(&actions, 2), "the journal has the rollback before it: {actions:?}");
+    assert_eq!(engine.restore().rollbacks.len(), 1);
+    assert_eq!(causes(&engine).len(), 0, "it is no failure");
 }

@@ -55,6 +55,7 @@ fn waits_for_something(cluster: &Cluster) -> Result<(), String> {
     }
     let status = &cluster.coordinator.status;
     let named = match status.phase {
+        _ if cluster.coordinator.waits_for_store => "",
         PhaseName::Gathering => "agents",
         PhaseName::Training => "train",
         PhaseName::Paused => "baton resume",

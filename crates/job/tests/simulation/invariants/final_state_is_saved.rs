@@ -39,7 +39,8 @@ impl Invariant for FinalStateIsSaved {
                 if rollbacks.any(|rollback| rollback.generation > status.generation) {
                     return Ok(());
                 }
-                let in_time = !reason.contains("did not stop in time");
+                let in_time =
+                    !reason.contains("did not stop in time") && !reason.contains("saving failed: ");
                 let steps = steps(cluster).max().unwrap_or_default();
                 if in_time && steps > self.newest {
                     return Err(format!(

@@ -9,8 +9,8 @@ use crate::{cluster::Cluster, fact::Fact};
 #[derive(Default)]
 pub(super) struct PersistComesFirst {
     opened: Generation,
-    /// A generation that the store refused is opened again.
-    refused: Generation,
+    /// A generation is opened again, with other ranks, only as long as no node has learned of it.
+    launched: Generation,
     fenced: Generation,
     ended: bool,
 }
@@ -23,18 +23,17 @@ impl Invariant for PersistComesFirst {
     fn check(&mut self, cluster: &Cluster, fact: &Fact) -> Result<(), String> {
         match fact {
             Fact::Persisted(Record::Opened { generation, .. }) => {
-                let again = *generation == self.opened && self.refused == self.opened;
-                if *generation <= self.opened && !again {
+                if *generation < self.opened || *generation <= self.launched {
                     return Err(format!("generation {generation} opened after {}", self.opened));
                 }
                 self.opened = *generation;
                 self.ended = false;
             }
             Fact::Persisted(Record::Ended(_)) => self.ended = true,
-            Fact::FenceRefused(generation) => self.refused = *generation,
             Fact::FenceRaised(generation) => self.fenced = *generation,
             Fact::DirectiveSent(_, Directive::Launch(launch)) => {
                 let generation = launch.generation;
+                self.launched = self.launched.max(generation);
                 if generation > self.opened {
                     return Err(format!(
                         "launch of generation {generation} before it was persisted"

@@ -15,9 +15,9 @@ pub(super) struct RollbacksAreBounded {
     made: u32,
     /// Generation of the last rollback, until it is opened.
     due: Option<Generation>,
-    /// The last generation that the store refused. It is in the journal, so a restarted coordinator does not use its
-    /// number again.
-    refused: Generation,
+    /// The last generation in the journal. The store may not have accepted it yet, but a restarted coordinator does not
+    /// use its number again.
+    opened: Generation,
 }
 
 impl Invariant for RollbacksAreBounded {
@@ -42,16 +42,15 @@ impl Invariant for RollbacksAreBounded {
                     None => Ok(()),
                 }
             }
-            Fact::FenceRefused(generation) => {
-                self.refused = *generation;
-                Ok(())
-            }
-            Fact::Persisted(Record::Opened { generation, .. }) => match self.due.take() {
-                Some(due) if due != *generation && due != self.refused => {
-                    Err(format!("generation {generation} was opened instead of {due}"))
+            Fact::Persisted(Record::Opened { generation, .. }) => {
+                let before = std::mem::replace(&mut self.opened, *generation);
+                match self.due.take() {
+                    Some(due) if due != *generation && due != before => {
+                        Err(format!("generation {generation} was opened instead of {due}"))
+                    }
+                    _ => Ok(()),
                 }
-                _ => Ok(()),
-            },
+            }
             // A message that was in flight when the rollback was persisted must not undo it.
             Fact::Stepped { step, generations } => match self.due {
                 Some(due) if generations.contains(&due) => {
