@@ -27,7 +27,7 @@ use crate::{
     disk,
     job::JobLoop,
     journal::Journal,
-    journal_copy::{self, JournalCopy, JournalEnd},
+    journal_copy::{self, JournalCopy},
     metrics::JobMetrics,
     served::ServedJob,
     traces::{Timeline, Traces},
@@ -65,6 +65,9 @@ pub(crate) fn begin(args: &Args, spec: JobSpec) -> Result<RunningJob, Failure> {
     };
     let run_dir = args.run_dir.clone();
     let copy = copy(args, &spec, &journal, job_id);
+    if let Some(copy) = copy.as_ref().filter(|_| may_have_ranks(&records)) {
+        copy.hold(engine.generation());
+    }
     let claim = (store, claimant);
     let (job_loop, job) =
         JobLoop::new(engine, (journal, copy), claim, run_dir, clock, metrics.clone(), traces);
@@ -196,13 +199,14 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Fai
 
 /// Refuses the run folder of a job that another coordinator has continued since, with the journal's copy.
 fn refuse_older_folder(journal: &Journal, job: JobId, store: &Store) -> Result<(), Failure> {
-    let copied = journal_copy::end(store, job).unwrap_or_else(|error| {
-        tracing::warn!(%error, "the copy of the journal in the checkpoint store cannot be read");
-        JournalEnd::EMPTY
-    });
     let here = journal.entries().map_err(|error| crash(format!("{error:#}")))?;
-    if !JournalEnd::of(&here).is_passed_by(copied) {
-        return Ok(());
+    match journal_copy::is_continued(store, job, &here) {
+        Ok(true) => {}
+        Ok(false) => return Ok(()),
+        Err(error) => {
+            tracing::warn!(%error, "the copy of the journal in the checkpoint store cannot be read");
+            return Ok(());
+        }
     }
     Err(bad_input(format!(
         "another coordinator has continued this job, with its journal in {}: go on there, or give a new --run-dir, or \
@@ -219,7 +223,7 @@ fn continue_lost_job(
     store: &Store,
 ) -> Result<Vec<Record>, Failure> {
     let has_budget = spec.limits.max_hours.is_some() || spec.limits.max_dollars.is_some();
-    let taken = match journal_copy::take_over(store) {
+    let taken = match journal_copy::of_last_job(store) {
         Ok(taken) => taken.unwrap_or_default(),
         Err(error @ StoreError::DamagedJournal { .. }) if has_budget => {
             // It would be spent a second time without anybody's consent.
@@ -235,6 +239,13 @@ fn continue_lost_job(
         Err(error) => return Err(disk::store_failure(&error)),
     };
     let unusable = |error: anyhow::Error| crash(format!("{error:#}"));
+    let fence = store.fence().map_err(|error| disk::store_failure(&error))?;
+    if taken.is_empty() && has_budget && fence > Generation(0) {
+        tracing::warn!(
+            "hours and dollars count from zero: no copy of the journal of a job before that can go on is in {}",
+            store.location()
+        );
+    }
     if !taken.is_empty() {
         journal.fill(taken).map_err(unusable)?;
         tracing::info!("continues the job with the journal in {}", store.location());
@@ -250,7 +261,7 @@ fn copy(args: &Args, spec: &JobSpec, journal: &Journal, job: JobId) -> Option<Jo
     let location = store_location(spec, &args.run_dir);
     let started = Store::open_existing_with(&location, &store_access())
         .map_err(anyhow::Error::from)
-        .and_then(|store| Ok(JournalCopy::start(store, job, journal.entries()?)?));
+        .and_then(|store| Ok(JournalCopy::start(Arc::new(store), job, journal.entries()?)?));
     started.inspect_err(|error| tracing::warn!("the journal is not copied: {error:#}")).ok()
 }
 
@@ -314,7 +325,7 @@ fn open_store(spec: &JobSpec, run_dir: &Path, may_have_ranks: bool) -> Result<St
     })
 }
 
-/// The job's loop waits for the store, and tries again itself.
+/// The job's loop tries again itself.
 fn store_access() -> BucketAccess {
     BucketAccess {
         request_timeout: Duration::from_secs(20),

@@ -1,21 +1,22 @@
 //! The loop that owns the job's state machine: it takes inputs from one queue, performs the actions, and publishes a
 //! snapshot for readers.
 //!
-//! It has its own thread, because the journal and the store block on disks, and gRPC must never block. All inputs that
-//! wait in the queue are taken in one round: the state machine handles them, then the journal is committed once, and
-//! only then directives and answers are sent.
+//! It has its own thread, because the journal blocks on a disk, and gRPC must never block. The store is claimed on another
+//! one: a bucket may take minutes to answer. All inputs that wait in the queue are taken in one round: the state machine
+//! handles them, then the journal is committed once, and only then directives and answers are sent.
 
 use std::{
     collections::HashMap,
     path::PathBuf,
     sync::{Arc, mpsc},
+    thread,
     time::{Duration, Instant},
 };
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 use baton_checkpoint::{Claimant, Store};
 use baton_job::{
-    Time,
+    Generation, Time,
     engine::{Action, AgentRetry, Engine, Event, Record, Status},
     exit::Failure,
     ids::Attachment,
@@ -28,7 +29,7 @@ use crate::{
     clock::{Clock, unix_millis},
     diagnosis, disk,
     journal::{Journal, LoggedEvent},
-    journal_copy::JournalCopy,
+    journal_copy::{self, JournalCopy},
     mesh_secret::CurrentMeshSecret,
     metrics::JobMetrics,
     traces::Traces,
@@ -138,12 +139,14 @@ pub(crate) struct JobLoop {
     journal: Journal,
     /// The journal's copy in the store, if the store is not in the run folder.
     copy: Option<JournalCopy>,
-    store: Store,
+    store: Arc<Store>,
     run_dir: PathBuf,
     clock: Clock,
     metrics: Arc<JobMetrics>,
     traces: Option<Traces>,
     inputs: mpsc::Receiver<JobInput>,
+    /// For the answers of the store.
+    own_inputs: mpsc::Sender<JobInput>,
     outboxes: HashMap<Attachment, Outbox>,
     snapshots: watch::Sender<Arc<StatusSnapshot>>,
     events: broadcast::Sender<LoggedEvent>,
@@ -151,6 +154,9 @@ pub(crate) struct JobLoop {
     last_reason: String,
     /// Written with the fence of the generations that this loop opens.
     claimant: Claimant,
+    /// Whether this loop has opened a generation.
+    has_claimed: bool,
+    started: Instant,
     mesh_secret: CurrentMeshSecret,
     /// Messages to send once the journal is committed.
     outgoing: Vec<OutgoingMessage>,
@@ -176,6 +182,8 @@ const MAX_INPUTS_PER_ROUND: usize = 4_096;
 /// needs milliseconds, and there are ten thousand heartbeats per second.
 const MAX_SNAPSHOT_AGE: Duration = Duration::from_millis(100);
 
+/// What the journal's copy may lack, and so what a coordinator may miss that is about to continue the job of another one.
+const COPY_LAG: Duration = Duration::from_secs(60);
 /// Longest wait for the copy of the journal when the process ends.
 const LAST_COPY_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -204,18 +212,21 @@ impl JobLoop {
             engine,
             journal,
             copy,
-            store,
+            store: Arc::new(store),
             run_dir,
             clock,
             metrics,
             traces,
             inputs,
+            own_inputs: sender.clone(),
             outboxes: HashMap::new(),
             snapshots,
             events,
             saved: None,
             last_reason: String::new(),
             claimant,
+            has_claimed: false,
+            started: Instant::now(),
             mesh_secret: CurrentMeshSecret::default(),
             outgoing: Vec::new(),
             new_events: Vec::new(),
@@ -313,23 +324,23 @@ impl JobLoop {
 
     fn handle_event(&mut self, event: Event) -> Result<()> {
         debug!(?event, "event");
-        if let Event::Detached { attachment, .. } = &event {
-            self.outboxes.remove(attachment);
-        }
-        let mut next = Some(event);
-        while let Some(event) = next.take() {
-            for action in self.engine.handle(self.clock.now(), event) {
-                debug!(?action, "action");
-                next = self.perform(action)?.or(next);
+        match &event {
+            Event::Detached { attachment, .. } => {
+                self.outboxes.remove(attachment);
             }
+            Event::Fenced => self.has_claimed = true,
+            _ => {}
+        }
+        for action in self.engine.handle(self.clock.now(), event) {
+            debug!(?action, "action");
+            self.perform(action)?;
         }
         self.unpublished_since.get_or_insert_with(Instant::now);
         Ok(())
     }
 
-    /// Performs an action, or queues it until the journal is committed. Returns the event that answers it, if there is
-    /// one.
-    fn perform(&mut self, action: Action) -> Result<Option<Event>> {
+    /// Performs an action, or queues it until the journal is committed.
+    fn perform(&mut self, action: Action) -> Result<()> {
         match action {
             Action::Persist(record) => {
                 if matches!(record, Record::Saved(_)) {
@@ -342,19 +353,7 @@ impl JobLoop {
             }
             Action::Fence(generation) => {
                 self.commit()?;
-                let answer = match self.store.claim(generation, &self.claimant) {
-                    Ok(()) => Event::Fenced,
-                    Err(error @ baton_checkpoint::Error::TakenOver { .. }) => {
-                        Event::TakenOver { message: error.to_string() }
-                    }
-                    Err(error) => {
-                        let class = disk::store_failure(&error).class;
-                        let failure = Failure { class, message: error.to_string() };
-                        warn!(%generation, %failure, "the checkpoint store refuses the generation");
-                        Event::FenceFailed { failure }
-                    }
-                };
-                return Ok(Some(answer));
+                self.claim(generation)?;
             }
             Action::Send { attachment, mut directive, .. } => {
                 if let Directive::Begin { generation, secret, .. } = &mut directive {
@@ -385,7 +384,51 @@ impl JobLoop {
                 self.new_events.push(event);
             }
         }
-        Ok(None)
+        Ok(())
+    }
+
+    /// Claims a generation in the store, which may take minutes, on a thread of its own; its answer becomes an input.
+    fn claim(&self, generation: Generation) -> Result<()> {
+        let (store, claimant) = (self.store.clone(), self.claimant.clone());
+        let (inputs, copy) = (self.own_inputs.clone(), self.copy.clone());
+        let may_be_outdated = !self.has_claimed && self.started.elapsed() > COPY_LAG;
+        let journal = (copy.is_some() && may_be_outdated).then(|| self.journal.entries());
+        let journal = journal.transpose()?;
+        let claim = move || {
+            if let Some(journal) = journal
+                && matches!(journal_copy::is_continued(&store, claimant.job, &journal), Ok(true))
+            {
+                let message = format!(
+                    "another coordinator has continued this job since this one started, with its journal in {}: go on \
+                     there, or start this one again",
+                    store.location()
+                );
+                let _ = inputs.send(Event::TakenOver { message }.into());
+                return;
+            }
+            let answer = match store.claim(generation, &claimant) {
+                Ok(()) => {
+                    copy.inspect(|copy| copy.hold(generation));
+                    Event::Fenced
+                }
+                Err(error @ baton_checkpoint::Error::TakenOver { .. }) => {
+                    Event::TakenOver { message: error.to_string() }
+                }
+                Err(error) => {
+                    let class = disk::store_failure(&error).class;
+                    let failure = Failure { class, message: error.to_string() };
+                    warn!(%generation, %failure, "the checkpoint store refuses the generation");
+                    Event::FenceFailed { failure }
+                }
+            };
+            // The loop may have ended.
+            let _ = inputs.send(answer.into());
+        };
+        thread::Builder::new()
+            .name("fence".to_owned())
+            .spawn(claim)
+            .context("cannot start a thread")?;
+        Ok(())
     }
 
     /// Commits the journal, then sends the messages that depend on it.

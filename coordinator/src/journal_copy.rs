@@ -2,13 +2,17 @@
 //! with its budget, history and events.
 //!
 //! The file in the run folder comes first. The job never waits for the copy, and nothing that happens to the copy ends it:
-//! which coordinator may open generations is decided by the fence alone. A store that is out of reach gets the entries
-//! later, a damaged copy is made anew when a coordinator starts, and one that another coordinator has continued is no
-//! longer updated.
+//! which coordinator may open generations is decided by the fence alone. A coordinator only reads until its ranks have a
+//! generation, so one that merely starts changes nothing. A store that is out of reach gets the entries later, and a copy
+//! that is damaged or has entries of another coordinator is made anew. Once the fence is at a generation that this
+//! coordinator has not opened, it adds nothing any more.
 
 use std::{
     collections::HashSet,
-    sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    sync::{
+        Arc,
+        mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -24,8 +28,6 @@ use crate::journal::{EntryKind, JournalEntry};
 const FORMAT: u64 = 1;
 /// Number of parts that are joined to one, and of such parts to a larger one.
 const JOINED: u64 = 100;
-/// Attempts to add the next part while another coordinator adds parts.
-const TAKE_OVER_ATTEMPTS: u32 = 20;
 /// Attempts to read all parts while another coordinator joins some.
 const READ_ATTEMPTS: u32 = 3;
 /// Pauses between attempts while the store is out of reach.
@@ -46,6 +48,11 @@ struct PartContent {
 impl PartContent {
     fn new(end: JournalEnd, entries: Vec<JournalEntry>) -> Self {
         Self { format: FORMAT, id: Uuid::new_v4(), end, entries }
+    }
+
+    fn has_more_than(&self, here: &[JournalEntry]) -> bool {
+        let here: HashSet<&JournalEntry> = here.iter().collect();
+        !self.entries.iter().all(|entry| here.contains(entry))
     }
 }
 
@@ -78,17 +85,17 @@ impl JournalEnd {
             EntryKind::Event => self.event,
         }
     }
-
-    /// Whether the other journal has entries beyond this end.
-    pub(crate) fn is_passed_by(self, other: Self) -> bool {
-        other.record > self.record || other.event > self.event
-    }
 }
 
-/// The end of the job's journal in the store.
-pub(crate) fn end(store: &Store, job: JobId) -> Result<JournalEnd, Error> {
+/// Whether the copy has entries that the journal `here` lacks: another coordinator has continued the job.
+pub(crate) fn is_continued(
+    store: &Store,
+    job: JobId,
+    here: &[JournalEntry],
+) -> Result<bool, Error> {
     let parts = store.journal_parts(job)?;
-    Ok(newest(store, job, &parts)?.map_or(JournalEnd::EMPTY, |content| content.end))
+    let newest = newest(store, job, &parts)?;
+    Ok(newest.is_some_and(|content| content.has_more_than(here)))
 }
 
 /// The content of the newest part that has one.
@@ -119,55 +126,28 @@ fn read(store: &Store, job: JobId, parts: &[JournalPart]) -> Result<Vec<JournalE
     Ok(all)
 }
 
-/// Takes over the journal of the job that used the store last: all its entries, with those added that continue it.
-/// The coordinator before adds nothing afterwards, even if it still runs. `None` if there is no job that can continue.
-pub(crate) fn take_over(store: &Store) -> Result<Option<Vec<JournalEntry>>, Error> {
+/// The journal of the job that used the store last: all its entries, with those added that continue it. `None` if there is
+/// no job that can continue.
+pub(crate) fn of_last_job(store: &Store) -> Result<Option<Vec<JournalEntry>>, Error> {
     let fence = store.fence()?;
     let Some(claimant) = store.claimant(fence)? else { return Ok(None) };
-    take_over_job(store, claimant.job, fence, || {})
-}
-
-/// `meanwhile` is called between reading and adding, for tests.
-fn take_over_job(
-    store: &Store,
-    job: JobId,
-    fence: Generation,
-    meanwhile: impl Fn(),
-) -> Result<Option<Vec<JournalEntry>>, Error> {
+    let job = claimant.job;
     let mut attempt = 1;
-    loop {
-        let found = store.journal_parts(job).and_then(|parts| {
-            let all = read(store, job, &parts)?;
-            Ok((next_number(&parts), all))
-        });
-        let (number, mut all) = match found {
-            // The other coordinator may just have joined the parts that are being read.
-            Err(Error::DamagedJournal { .. }) if attempt < READ_ATTEMPTS => {
-                attempt += 1;
-                continue;
-            }
-            found => found?,
-        };
-        meanwhile();
-        let damaged = |error: serde_json::Error| store.damaged_journal(job, &error.to_string());
-        let records = records(&all).map_err(damaged)?;
-        let Some(added) = Record::after_loss(&records, fence) else { return Ok(None) };
-        let entries = (records.len() as u64..).zip(added).map(|(key, record)| {
-            let json = serde_json::to_string(&record)?;
-            Ok(JournalEntry { kind: EntryKind::Record, key, json })
-        });
-        let entries: Vec<JournalEntry> = entries.collect::<Result<_, _>>().map_err(damaged)?;
-        all.extend(entries.iter().cloned());
-        let content = PartContent::new(JournalEnd::of(&all), entries);
-        let part = JournalPart { first: number, last: number };
-        let bytes = encode(&content).map_err(damaged)?;
-        match store.add_to_journal(job, part, &bytes) {
-            Ok(()) => return Ok(Some(all)),
-            // The other coordinator was faster.
-            Err(Error::JournalContinued { .. }) if attempt < TAKE_OVER_ATTEMPTS => attempt += 1,
-            Err(error) => return Err(error),
+    let mut all = loop {
+        match store.journal_parts(job).and_then(|parts| read(store, job, &parts)) {
+            // Another coordinator may just have joined the parts that are being read.
+            Err(Error::DamagedJournal { .. }) if attempt < READ_ATTEMPTS => attempt += 1,
+            found => break found?,
         }
+    };
+    let damaged = |error: serde_json::Error| store.damaged_journal(job, &error.to_string());
+    let records = records(&all).map_err(damaged)?;
+    let Some(added) = Record::after_loss(&records, fence) else { return Ok(None) };
+    for (key, record) in (records.len() as u64..).zip(added) {
+        let json = serde_json::to_string(&record).map_err(damaged)?;
+        all.push(JournalEntry { kind: EntryKind::Record, key, json });
     }
+    Ok(Some(all))
 }
 
 /// The records among the entries.
@@ -209,33 +189,42 @@ fn decode(bytes: &[u8]) -> Result<PartContent, String> {
 }
 
 /// Sends entries to the thread that copies them.
+#[derive(Clone)]
 pub(crate) struct JournalCopy {
     tasks: Sender<CopyTask>,
 }
 
 enum CopyTask {
     Add(Vec<JournalEntry>),
+    /// The fence is at this generation, which this coordinator has opened.
+    Hold(Generation),
     /// Copy everything so far, and answer.
     Flush(Sender<bool>),
 }
 
 impl JournalCopy {
-    /// Copies what the store lacks of `committed`, and all that is added later.
+    /// Copies what the store lacks of `committed`, and all that is added later, once [`hold`](Self::hold) was called.
     ///
     /// # Errors
     /// The system cannot start a thread.
     pub(crate) fn start(
-        store: Store,
+        store: Arc<Store>,
         job: JobId,
         committed: Vec<JournalEntry>,
     ) -> std::io::Result<Self> {
         let (tasks, receiver) = mpsc::channel();
-        let copier = Copier { store, job, next: None, waiting: committed, unanswered: None };
+        let copier = Copier {
+            store,
+            job,
+            holds: None,
+            next: None,
+            waiting: committed.clone(),
+            all: committed,
+            unanswered: None,
+        };
         thread::Builder::new()
             .name("journal-copy".to_owned())
             .spawn(move || copier.run(&receiver))?;
-        // At once: a coordinator that has been replaced can then add nothing any more.
-        let _ = tasks.send(CopyTask::Add(Vec::new()));
         Ok(Self { tasks })
     }
 
@@ -247,7 +236,13 @@ impl JournalCopy {
         }
     }
 
-    /// Waits until everything is copied, at most for `timeout`, before this process ends. Returns whether it is.
+    /// From now on this coordinator writes the copy, until the fence is at a generation after this one.
+    pub(crate) fn hold(&self, generation: Generation) {
+        let _ = self.tasks.send(CopyTask::Hold(generation));
+    }
+
+    /// Waits until everything is copied, at most for `timeout`, before this process ends. Returns false if the copy lacks
+    /// something.
     pub(crate) fn flush(&self, timeout: Duration) -> bool {
         let (answer, answered) = mpsc::channel();
         let _ = self.tasks.send(CopyTask::Flush(answer));
@@ -257,10 +252,14 @@ impl JournalCopy {
 
 /// The thread's state.
 struct Copier {
-    store: Store,
+    store: Arc<Store>,
     job: JobId,
+    /// The generation with which this coordinator holds the store's fence.
+    holds: Option<Generation>,
     /// Number of the next part, and the end of those in the store; `None` before the store has been read.
     next: Option<(u64, JournalEnd)>,
+    /// The whole journal; about 1,500 entries a day.
+    all: Vec<JournalEntry>,
     /// Entries that are in no part yet.
     waiting: Vec<JournalEntry>,
     /// A part that may be in the store: the answer may have been lost, so its bytes must stay the same.
@@ -279,25 +278,34 @@ impl Copier {
             };
             let flush = match received {
                 Ok(CopyTask::Add(entries)) => {
-                    self.waiting.extend(entries);
+                    if !has_stopped {
+                        self.all.extend(entries.iter().cloned());
+                        self.waiting.extend(entries);
+                    }
                     if retry.is_some() {
                         continue;
                     }
+                    None
+                }
+                Ok(CopyTask::Hold(generation)) => {
+                    self.holds = Some(generation);
                     None
                 }
                 Ok(CopyTask::Flush(answer)) => Some(answer),
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            let copied = if has_stopped { Ok(false) } else { self.copy().map(|()| true) };
+            let copied = match self.holds.filter(|_| !has_stopped) {
+                Some(generation) => self.copy(generation).map(|()| true),
+                None => Ok(!has_stopped),
+            };
             match &copied {
-                Ok(true) => {
+                Ok(_) => {
                     if retry.take().is_some() {
                         tracing::info!("the journal is copied into the checkpoint store again");
                     }
                     pause = FIRST_PAUSE;
                 }
-                Ok(false) => self.waiting.clear(),
                 Err(error @ Error::JournalContinued { .. }) => {
                     tracing::warn!(
                         "{error}; the copy is no longer updated, and training continues with the journal in the run folder"
@@ -318,11 +326,29 @@ impl Copier {
         }
     }
 
-    /// Adds all waiting entries to the copy.
-    fn copy(&mut self) -> Result<(), Error> {
+    /// Adds all waiting entries to the copy, of which another coordinator may have been the last writer.
+    fn copy(&mut self, generation: Generation) -> Result<(), Error> {
+        match self.add_waiting() {
+            Err(error @ Error::JournalContinued { .. }) => {
+                if self.store.fence()? > generation {
+                    return Err(error);
+                }
+                self.copy_anew()
+            }
+            added => added,
+        }
+    }
+
+    fn add_waiting(&mut self) -> Result<(), Error> {
         let (mut number, mut end) = match self.next {
             Some(next) => next,
-            None => self.find_end()?,
+            None => match self.find_end() {
+                Err(error @ Error::DamagedJournal { .. }) => {
+                    tracing::warn!("{error}; the journal is copied anew");
+                    return self.copy_anew();
+                }
+                found => found?,
+            },
         };
         loop {
             let (bytes, end_after) = match self.unanswered.take() {
@@ -360,21 +386,11 @@ impl Copier {
     /// [`Error::JournalContinued`] if the newest part has entries that are not here: this run folder is an older copy, or
     /// another coordinator has continued the job.
     fn find_end(&mut self) -> Result<(u64, JournalEnd), Error> {
-        let read = self
-            .store
-            .journal_parts(self.job)
-            .and_then(|parts| Ok((next_number(&parts), newest(&self.store, self.job, &parts)?)));
-        let (number, content) = match read {
-            Err(error @ Error::DamagedJournal { .. }) => {
-                tracing::warn!("{error}; the journal is copied anew");
-                return self.copy_anew();
-            }
-            read => read?,
-        };
+        let parts = self.store.journal_parts(self.job)?;
+        let number = next_number(&parts);
         let mut end = JournalEnd::EMPTY;
-        if let Some(content) = content {
-            let here: HashSet<&JournalEntry> = self.waiting.iter().collect();
-            if !content.entries.iter().all(|entry| here.contains(entry)) {
+        if let Some(content) = newest(&self.store, self.job, &parts)? {
+            if content.has_more_than(&self.all) {
                 return Err(self.store.continued_journal(self.job));
             }
             self.waiting.retain(|entry| entry.key >= content.end.next(entry.kind));
@@ -385,14 +401,15 @@ impl Copier {
     }
 
     /// Adds one part that covers all others and has everything that the run folder has.
-    fn copy_anew(&mut self) -> Result<(u64, JournalEnd), Error> {
+    fn copy_anew(&mut self) -> Result<(), Error> {
         let last = self.store.last_journal_number(self.job)? + 1;
-        let end = JournalEnd::of(&self.waiting);
-        let bytes = self.encoded(&PartContent::new(end, self.waiting.clone()))?;
+        let end = JournalEnd::of(&self.all);
+        let bytes = self.encoded(&PartContent::new(end, self.all.clone()))?;
         self.store.add_to_journal(self.job, JournalPart { first: 1, last }, &bytes)?;
         self.waiting.clear();
+        self.unanswered = None;
         self.next = Some((last + 1, end));
-        Ok((last + 1, end))
+        Ok(())
     }
 
     /// Checks that the parts before this one are in the store: where a disk is not mounted, an empty folder takes its place,
@@ -427,6 +444,7 @@ impl Copier {
 
 #[cfg(test)]
 mod tests {
+    use baton_checkpoint::Claimant;
     use baton_job::{engine::JobOrigin, message::Restore};
 
     use super::*;
@@ -452,7 +470,9 @@ mod tests {
     const TIMEOUT: Duration = Duration::from_secs(60);
 
     fn start(folder: &tempfile::TempDir, committed: Vec<JournalEntry>) -> JournalCopy {
-        JournalCopy::start(folder_store(folder), JOB, committed).unwrap()
+        let copy = JournalCopy::start(Arc::new(folder_store(folder)), JOB, committed).unwrap();
+        copy.hold(Generation(1));
+        copy
     }
 
     #[test]
@@ -471,7 +491,7 @@ mod tests {
             all.extend(added);
             let store = folder_store(&folder);
             assert_eq!(read(&store).unwrap(), all);
-            assert_eq!(end(&store, JOB).unwrap(), JournalEnd::of(&all));
+            assert!(!is_continued(&store, JOB, &all).unwrap());
         }
     }
 
@@ -489,18 +509,53 @@ mod tests {
     }
 
     #[test]
-    fn of_two_coordinators_only_one_continues_the_copy() {
+    fn a_coordinator_without_a_generation_changes_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let first = start(&folder, records_of(0..1));
         assert!(first.flush(TIMEOUT));
-        let second = start(&folder, records_of(0..1));
-        second.add(records_of(1..2));
-        assert!(second.flush(TIMEOUT));
-        first.add(vec![entry(EntryKind::Event, 1)]);
-        assert!(!first.flush(TIMEOUT));
-        first.add(vec![entry(EntryKind::Event, 2)]);
-        assert!(!first.flush(TIMEOUT));
+        let idle =
+            JournalCopy::start(Arc::new(folder_store(&folder)), JOB, records_of(0..1)).unwrap();
+        idle.add(vec![entry(EntryKind::Event, 1)]);
+        assert!(idle.flush(TIMEOUT));
+        assert_eq!(read(&folder_store(&folder)).unwrap(), records_of(0..1));
+        first.add(records_of(1..2));
+        assert!(first.flush(TIMEOUT));
         assert_eq!(read(&folder_store(&folder)).unwrap(), records_of(0..2));
+    }
+
+    #[test]
+    fn the_coordinator_of_the_newest_generation_writes_the_copy() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = folder_store(&folder);
+        store.raise_fence(Generation(1)).unwrap();
+        let older = start(&folder, records_of(0..2));
+        assert!(older.flush(TIMEOUT));
+        // The journal of the newer one does not have what the older one added meanwhile.
+        store.raise_fence(Generation(2)).unwrap();
+        let newer =
+            JournalCopy::start(Arc::new(folder_store(&folder)), JOB, records_of(0..1)).unwrap();
+        newer.add(vec![entry(EntryKind::Event, 1)]);
+        newer.hold(Generation(2));
+        assert!(newer.flush(TIMEOUT));
+        let mut expected = [records_of(0..1), vec![entry(EntryKind::Event, 1)]].concat();
+        assert_eq!(read(&store).unwrap(), expected);
+
+        older.add(records_of(2..3));
+        older.flush(TIMEOUT);
+        older.add(records_of(3..4));
+        older.flush(TIMEOUT);
+        for key in 1..4 {
+            newer.add(records_of(key..key + 1));
+            assert!(newer.flush(TIMEOUT));
+            expected.extend(records_of(key..key + 1));
+        }
+        assert_eq!(read(&store).unwrap(), expected);
+        for key in 4..7 {
+            older.add(records_of(key..key + 1));
+            older.flush(TIMEOUT);
+        }
+        assert!(!older.flush(TIMEOUT), "it has learned that it is replaced");
+        assert_eq!(read(&store).unwrap(), expected);
     }
 
     fn of_records(records: &[Record]) -> Vec<JournalEntry> {
@@ -513,7 +568,7 @@ mod tests {
     }
 
     #[test]
-    fn a_coordinator_that_is_taken_over_adds_nothing_any_more() {
+    fn the_journal_of_the_last_job_is_read_with_what_continues_it() {
         let origin = JobOrigin {
             job: JOB,
             recipe: None,
@@ -521,25 +576,28 @@ mod tests {
             restore: Restore::default(),
         };
         let opened = Record::Opened { generation: Generation(1), placements: Vec::new() };
-        let course = of_records(&[Record::Created(origin), opened.clone(), opened]);
+        let course = of_records(&[Record::Created(origin), opened.clone()]);
         let folder = tempfile::tempdir().unwrap();
-        let older = start(&folder, course[..2].to_vec());
-        assert!(older.flush(TIMEOUT));
         let store = folder_store(&folder);
-        // While the new one reads, the older one adds a part once more.
-        let is_first = std::cell::Cell::new(true);
-        let meanwhile = || {
-            if is_first.take() {
-                older.add(course[2..].to_vec());
-                assert!(older.flush(TIMEOUT));
-            }
+        assert_eq!(of_last_job(&store).unwrap(), None);
+        let claimant = Claimant {
+            owner: String::new(),
+            job: JOB,
+            name: String::new(),
+            recipe: String::new(),
+            host: String::new(),
+            run_dir: String::new(),
         };
-        let taken = take_over_job(&store, JOB, Generation(1), meanwhile).unwrap().unwrap();
-        assert_eq!((&taken[..3], taken.len()), (&course[..], 4));
-        assert_eq!(read(&store).unwrap(), taken);
-        older.add(records_of(3..4));
-        assert!(!older.flush(TIMEOUT));
-        assert_eq!(read(&store).unwrap(), taken);
+        store.claim(Generation(1), &claimant).unwrap();
+        assert_eq!(of_last_job(&store).unwrap(), None);
+        assert!(start(&folder, course.clone()).flush(TIMEOUT));
+
+        let found = of_last_job(&store).unwrap().unwrap();
+
+        assert_eq!((&found[..2], found.len()), (&course[..], 3));
+        assert_eq!(read(&store).unwrap(), course, "it is only read");
+        assert!(!is_continued(&store, JOB, &found).unwrap());
+        assert!(is_continued(&store, JOB, &course[..1]).unwrap());
     }
 
     #[test]
@@ -559,6 +617,7 @@ mod tests {
     fn an_older_copy_of_the_run_folder_adds_nothing() {
         let folder = tempfile::tempdir().unwrap();
         assert!(start(&folder, records_of(0..3)).flush(TIMEOUT));
+        folder_store(&folder).raise_fence(Generation(2)).unwrap();
         let other = JournalEntry { json: "{}".to_owned(), ..entry(EntryKind::Record, 2) };
         let of_another_course = [records_of(0..2), vec![other], records_of(3..5)].concat();
         for committed in [records_of(0..2), of_another_course] {
@@ -646,7 +705,7 @@ mod tests {
         std::fs::write(folder.path().join(format!("journal/{JOB}/00000002-00000002.json")), "")
             .unwrap();
         let store = folder_store(&folder);
-        assert_eq!(end(&store, JOB).unwrap(), JournalEnd::of(&records_of(0..1)));
+        assert!(!is_continued(&store, JOB, &records_of(0..1)).unwrap());
         assert!(start(&folder, records_of(0..2)).flush(TIMEOUT));
         assert_eq!(read(&store).unwrap(), records_of(0..2));
         assert_eq!(store.journal_parts(JOB).unwrap().len(), 3);

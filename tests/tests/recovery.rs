@@ -337,6 +337,35 @@ async fn a_job_goes_on_with_its_history_when_its_run_folder_is_lost() {
 }
 
 #[tokio::test]
+async fn a_coordinator_without_agents_does_not_disturb_the_copy_of_another_one_s_journal() {
+    let store = tempfile::tempdir().unwrap();
+    let dir = format!("checkpoint.dir={}", store.path().display());
+    let mut first = endless().set(&dir);
+    first.start_coordinator(&[]).await;
+    first.start_agent("node", 2);
+    let mut events = first.events().await;
+    events.saved_at(1).await;
+    let mut idle = endless().set(&dir);
+    idle.start_coordinator(&[]).await;
+    kill(first.rank_pids(0)[1]);
+    events.next_of(Kind::Recovered).await;
+    events.next_of(Kind::Saved).await;
+    let before = first.status().await;
+    assert_eq!(before.recoveries_total, 1);
+    first.end().await;
+    drop(first);
+
+    let mut third = endless().set(&dir);
+    third.start_coordinator(&[]).await;
+    third.start_agent("another", 1);
+    third.new_events().await.next_of(Kind::TrainingStarted).await;
+    let after = third.status().await;
+    assert_eq!((after.job_id, after.recoveries_total), (before.job_id, before.recoveries_total));
+    third.end().await;
+    idle.kill_coordinator().await;
+}
+
+#[tokio::test]
 async fn what_the_copy_of_a_journal_cannot_tell_is_refused_where_it_matters() {
     let store = tempfile::tempdir().unwrap();
     let dir = format!("checkpoint.dir={}", store.path().display());
