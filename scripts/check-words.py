@@ -104,7 +104,7 @@ def odd_words(files: list[Path]) -> list[str]:
 
 def crate_of(path: Path) -> str:
     parts = path.parts
-    depth = 3 if parts[:3] == ("crates", "gpu", "fake") else 2 if parts[0] == "crates" else 1
+    depth = 3 if parts[0] == "crates" and parts[2] == "fake" else 2 if parts[0] == "crates" else 1
     return "/".join(parts[:depth])
 
 

@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import PurePosixPath as Path
 
 # Crates that are in no program.
-TEST_CRATES = {"tests", "fuzz", "crates/gpu/fake"}
+TEST_CRATES = {"tests", "fuzz", "crates/gpu/fake", "crates/s3/fake"}
 TEST_FOLDERS = {"tests", "examples", "benches"}
 
 # Comments, strings and characters: their braces, quotes and `//` are not Rust syntax.

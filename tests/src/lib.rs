@@ -21,7 +21,7 @@ use std::{
     time::Duration,
 };
 
-use baton_checkpoint::{EntryState, Manifest, Store};
+use baton_checkpoint::{BucketAccess, EntryState, Manifest, Store};
 use baton_job::exit;
 use baton_proto::v1::{
     DrainRequest, GetStatusRequest, GetStatusResponse, WatchEventsRequest, WatchEventsResponse,
@@ -537,14 +537,17 @@ impl Cluster {
         let location =
             location.unwrap_or_else(|| self.run_dir().join("checkpoints").display().to_string());
         // A store blocks, which is not allowed on the thread of an async test.
-        let read = || read(&Store::open_existing(&location).expect("a store"));
+        let access =
+            BucketAccess { environment: self.environment.clone(), ..BucketAccess::default() };
+        let open = || Store::open_existing_with(&location, &access).expect("a store");
+        let read = || read(&open());
         std::thread::scope(|scope| scope.spawn(read).join()).expect("it can be read")
     }
 }
 
 /// The number of epochs and all values of the newest checkpoint in a store that was saved at the end of an epoch.
 #[must_use]
-pub fn newest_epoch(store: &Store) -> (u64, Vec<(String, Vec<f32>)>) {
+fn newest_epoch(store: &Store) -> (u64, Vec<(String, Vec<f32>)>) {
     let at_the_end_of_an_epoch = |state: EntryState| match state {
         EntryState::Complete(manifest) if manifest.progress.cursor == 0 => Some(manifest),
         _ => None,

@@ -125,7 +125,7 @@ async fn a_metric_that_is_infinite_or_nan_ends_nothing_and_is_shown_as_such() {
     let curves: Vec<serde_json::Value> =
         curves.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let steps = curves.iter().filter_map(|point| point.get("step")).filter(|step| !step.is_null());
-    assert!(steps.clone().count() > 4, "{curves:?}");
+    assert!(steps.clone().count() > 1, "{curves:?}");
     for step in steps {
         assert_eq!(step["metrics"].as_array().map(Vec::len), Some(0), "{step}");
     }

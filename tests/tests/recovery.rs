@@ -2,9 +2,12 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
+use baton_fake_s3::{Fault, Server};
 use baton_job::exit;
-use baton_proto::v1::{GetStatusResponse, watch_events_response::Kind};
-use baton_tests::{Cluster, binary, kill, stop};
+use baton_proto::v1::{
+    GetStatusResponse, PauseRequest, ResumeRequest, watch_events_response::Kind,
+};
+use baton_tests::{Cluster, binary, in_time, kill, stop};
 
 /// Pseudo-random but repeatable steps below `limit`, in increasing order.
 fn moments(seed: u64, count: usize, limit: u64) -> Vec<u64> {
@@ -433,4 +436,34 @@ async fn a_generation_that_another_coordinator_has_opened_is_not_opened_again() 
         2,
         "the older one has not taken the store from the newer one"
     );
+}
+
+#[tokio::test]
+async fn a_store_that_does_not_answer_stops_neither_status_nor_requests_nor_the_job_for_good() {
+    let server = Server::start();
+    let mut cluster = endless()
+        .with_environment(server.environment())
+        .set(&format!("checkpoint.dir={}", server.location()));
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    let mut events = cluster.events().await;
+    events.saved_at(50).await;
+    server.faults(Fault::Stalled, 1);
+
+    kill(cluster.rank_pids(0)[1]);
+    let slow = events.next_of(Kind::StoreUnavailable).await.message;
+    assert!(slow.contains("waits for the checkpoint store, which has not answered"), "{slow}");
+    assert_eq!(cluster.status().await.reason, slow);
+    let mut client = cluster.client().await;
+    let pause = PauseRequest { reason: "a look".to_owned() };
+    in_time("an answer", client.pause(pause)).await.unwrap();
+
+    server.recovers();
+    events.next_of(Kind::GenerationOpened).await;
+    client.resume(ResumeRequest {}).await.unwrap();
+    events.next_of(Kind::Recovered).await;
+    let recoveries = cluster.status().await.recoveries;
+    assert_eq!((recoveries.len(), recoveries[0].lost_steps), (1, 0), "{recoveries:?}");
+    cluster.end().await;
+    cluster.assert_undisturbed_bits().await;
 }

@@ -2,15 +2,28 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 mod kit;
-mod s3;
 
 use std::{num::NonZeroUsize, time::Duration};
 
-use baton_checkpoint::{EntryState, Error, Manifest, RegionInfo, SaveId, Snapshot, Store};
+use baton_checkpoint::{
+    BucketAccess, EntryState, Error, Manifest, RegionInfo, SaveId, Snapshot, Store,
+};
+use baton_fake_s3::{Fault, Server};
 use baton_job::{Generation, Rank};
 use kit::{assert_holds, draft, find, id, keep, names, newest, saved, snapshot, written};
-use s3::{Fault, Server};
 use tempfile::TempDir;
+
+fn access(server: &Server) -> BucketAccess {
+    BucketAccess {
+        environment: server.environment(),
+        request_timeout: Duration::from_secs(30),
+        retry_timeout: Duration::from_secs(10),
+    }
+}
+
+fn store_on(server: &Server, access: &BucketAccess) -> Store {
+    Store::open_with(&server.location(), access).unwrap()
+}
 
 /// Runs a test on every kind of store.
 fn on_every_store(test: fn(&Store)) {
@@ -20,10 +33,10 @@ fn on_every_store(test: fn(&Store)) {
     test(&Store::open_without_links(folder.path().to_str().unwrap()).unwrap());
     test(&Store::memory().unwrap());
     let server = Server::start();
-    test(&server.store(&server.access()));
+    test(&store_on(&server, &access(&server)));
     for fault in [Fault::Internal, Fault::Throttled, Fault::ResponseLost] {
         let server = Server::start();
-        let store = server.store(&server.access());
+        let store = store_on(&server, &access(&server));
         server.faults(fault, 3);
         test(&store);
     }
@@ -158,9 +171,9 @@ fn a_large_shard_is_written_and_read_in_parts() {
 #[test]
 fn requests_without_a_response_are_retried() {
     let server = Server::start();
-    let mut access = server.access();
+    let mut access = access(&server);
     access.request_timeout = Duration::from_millis(500);
-    let store = server.store(&access);
+    let store = store_on(&server, &access);
     server.faults(Fault::Stalled, 6);
     let manifest = saved(&store, id(1, 10), 2);
     assert_holds(&store, &manifest);
@@ -170,7 +183,7 @@ fn requests_without_a_response_are_retried() {
 #[test]
 fn all_objects_are_below_the_prefix_and_no_uploads_are_left() {
     let server = Server::start();
-    let store = server.store(&server.access());
+    let store = store_on(&server, &access(&server));
     saved(&store, id(1, 10), 1);
     let keys: Vec<String> = server.objects().into_iter().map(|(key, _)| key).collect();
     let folder = format!("runs/first/{}", id(1, 10).name());
@@ -184,7 +197,7 @@ fn all_objects_are_below_the_prefix_and_no_uploads_are_left() {
 fn an_unusable_bucket_is_reported_in_one_line_with_a_remedy() {
     let server = Server::start();
     let refused = |location: &str, name: &str, value: &str| {
-        let mut access = server.access();
+        let mut access = access(&server);
         access.retry_timeout = Duration::from_millis(200);
         access.environment.push((name.to_owned(), value.to_owned()));
         let error = Store::open_with(location, &access).unwrap_err().to_string();

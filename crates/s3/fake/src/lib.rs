@@ -1,6 +1,8 @@
 //! An S3 server in this process: `s3s` implements the protocol and checks signatures, objects are kept in memory,
 //! listings have small pages, and every n-th request can be made to fail.
 
+#![allow(clippy::unwrap_used, reason = "only tests use it")]
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     future::pending,
@@ -11,10 +13,9 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::{Context, Poll},
-    time::{Duration, SystemTime},
+    time::SystemTime,
 };
 
-use baton_checkpoint::{BucketAccess, Store};
 use bytes::Bytes;
 use hyper_util::{
     rt::{TokioExecutor, TokioIo},
@@ -49,7 +50,7 @@ const PAGE_ENTRIES: usize = 3;
 
 /// What happens to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Fault {
+pub enum Fault {
     /// Status 500 without an effect.
     Internal,
     /// Status 503 with `SlowDown`, without an effect.
@@ -61,10 +62,10 @@ pub(crate) enum Fault {
 }
 
 /// The server; it ends when it is dropped.
-pub(crate) struct Server {
+pub struct Server {
     endpoint: String,
     bucket: Bucket,
-    _runtime: Runtime,
+    runtime: Option<Runtime>,
 }
 
 #[derive(Clone, Default)]
@@ -87,9 +88,13 @@ struct Stored {
 }
 
 impl Server {
-    pub(crate) fn start() -> Self {
+    /// Starts on a free port.
+    #[must_use]
+    pub fn start() -> Self {
         let runtime = Runtime::new().unwrap();
-        let listener = runtime.block_on(TcpListener::bind("127.0.0.1:0")).unwrap();
+        // Tests that are asynchronous start it too, so nothing may block on the runtime.
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        listener.set_nonblocking(true).unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let bucket = Bucket::default();
         let mut builder = S3ServiceBuilder::new(bucket.clone());
@@ -97,6 +102,7 @@ impl Server {
         let service = builder.build().into_shared();
         let state = Arc::clone(&bucket.0);
         runtime.spawn(async move {
+            let listener = TcpListener::from_std(listener).unwrap();
             while let Ok((socket, _)) = listener.accept().await {
                 let (service, state) = (service.clone(), Arc::clone(&state));
                 tokio::spawn(async move {
@@ -106,16 +112,22 @@ impl Server {
                 });
             }
         });
-        Self { endpoint, bucket, _runtime: runtime }
+        Self { endpoint, bucket, runtime: Some(runtime) }
     }
 
     /// From now on every `every`-th request gets the fault.
-    pub(crate) fn faults(&self, fault: Fault, every: usize) {
+    pub fn faults(&self, fault: Fault, every: usize) {
         *self.bucket.0.fault.lock().unwrap() = Some((fault, every));
     }
 
+    /// No request gets a fault any more.
+    pub fn recovers(&self) {
+        *self.bucket.0.fault.lock().unwrap() = None;
+    }
+
     /// Environment variables for processes that use this server.
-    pub(crate) fn environment(&self) -> Vec<(String, String)> {
+    #[must_use]
+    pub fn environment(&self) -> Vec<(String, String)> {
         let variables = [
             ("AWS_ENDPOINT_URL", self.endpoint.as_str()),
             ("AWS_ACCESS_KEY_ID", ACCESS_KEY),
@@ -124,30 +136,31 @@ impl Server {
         variables.map(|(name, value)| (name.to_owned(), value.to_owned())).to_vec()
     }
 
-    pub(crate) fn access(&self) -> BucketAccess {
-        BucketAccess {
-            environment: self.environment(),
-            request_timeout: Duration::from_secs(30),
-            retry_timeout: Duration::from_secs(10),
-        }
-    }
-
-    pub(crate) fn location(&self) -> String {
+    /// Location of a store in its bucket.
+    #[must_use]
+    pub fn location(&self) -> String {
         format!("s3://{BUCKET}/runs/first")
     }
 
-    pub(crate) fn store(&self, access: &BucketAccess) -> Store {
-        Store::open_with(&self.location(), access).unwrap()
-    }
-
     /// Keys and sizes of all objects.
-    pub(crate) fn objects(&self) -> Vec<(String, usize)> {
+    #[must_use]
+    pub fn objects(&self) -> Vec<(String, usize)> {
         let objects = self.bucket.0.objects.lock().unwrap();
         objects.iter().map(|(key, stored)| (key.clone(), stored.bytes.len())).collect()
     }
 
-    pub(crate) fn unfinished_uploads(&self) -> usize {
+    /// Number of uploads in parts that are neither complete nor given up.
+    #[must_use]
+    pub fn unfinished_uploads(&self) -> usize {
         self.bucket.0.uploads.lock().unwrap().len()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.runtime.take() {
+            runtime.shutdown_background();
+        }
     }
 }
 
