@@ -17,7 +17,10 @@
 //! ranks that are forgotten during a pause; a generation that is opened before all nodes have reported, or while one is
 //! away; a drain that is not sent; an end before it is persisted; an exit with running ranks; rollbacks that are left
 //! out of a launch, forgotten when the coordinator restarts, or of another generation than the next; attached time that
-//! is forgotten when the coordinator restarts.
+//! is forgotten when the coordinator restarts. With a store that answers late: a generation that opens as planned although
+//! nodes have left or the job ends, or without waiting for a node that got disconnected; a failure that is counted again
+//! while a generation opens; a job that ends and opens one afterwards; processes of which only the number is known, and
+//! the wrong one is kept.
 
 #![allow(clippy::panic, reason = "a test fails loudly")]
 

@@ -347,6 +347,22 @@ fn a_node_whose_ranks_got_the_state_before_the_store_answers_is_not_left_out() {
 }
 
 #[test]
+fn ranks_that_are_ready_too_late_wait_for_the_next_generation() {
+    let mut engine = forming(&[1, 1]);
+    report(&mut engine, at(1.0), 0, ready(0, Some(5)));
+    engine.handle(at(21.0), Event::Tick);
+
+    let event = rank_event(&engine, Generation(1), 1, ready(1, Some(5)));
+    let actions = engine.handle(at(22.0), event);
+
+    let begins =
+        |action: &Action| matches!(action, Action::Send { directive: Directive::Begin { .. }, .. });
+    assert!(!actions.iter().any(begins), "{actions:?}");
+    let launches = super::launches(&engine.handle(at(23.0), Event::Fenced));
+    assert!(launches.iter().all(|launch| launch.replace.is_empty()), "{launches:?}");
+}
+
+#[test]
 fn a_rollback_before_the_store_answers_is_carried_out_by_the_next_generation() {
     let mut engine = joining();
     let generation = Generation(1);
