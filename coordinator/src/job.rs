@@ -271,6 +271,10 @@ impl JobLoop {
 
     /// Handles the first input and all that wait behind it; false after [`JobInput::Quit`].
     fn round(&mut self, first: Option<JobInput>) -> Result<bool> {
+        let problems = self.copy.as_ref().map(JournalCopy::take_problems).unwrap_or_default();
+        for problem in problems {
+            self.handle_event(Event::JournalNotCopied { problem })?;
+        }
         let mut continues = match first {
             Some(input) => self.handle_input(input)?,
             None => {

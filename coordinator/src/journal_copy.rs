@@ -19,6 +19,7 @@ use std::{
 
 use baton_checkpoint::{Error, JournalPart, Store};
 use baton_job::{Generation, JobId, engine::Record};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
@@ -192,6 +193,7 @@ fn decode(bytes: &[u8]) -> Result<PartContent, String> {
 #[derive(Clone)]
 pub(crate) struct JournalCopy {
     tasks: Sender<CopyTask>,
+    problems: Arc<Mutex<Vec<String>>>,
 }
 
 enum CopyTask {
@@ -213,9 +215,11 @@ impl JournalCopy {
         committed: Vec<JournalEntry>,
     ) -> std::io::Result<Self> {
         let (tasks, receiver) = mpsc::channel();
+        let problems = Arc::new(Mutex::new(Vec::new()));
         let copier = Copier {
             store,
             job,
+            problems: Arc::clone(&problems),
             holds: None,
             next: None,
             waiting: committed.clone(),
@@ -225,7 +229,12 @@ impl JournalCopy {
         thread::Builder::new()
             .name("journal-copy".to_owned())
             .spawn(move || copier.run(&receiver))?;
-        Ok(Self { tasks })
+        Ok(Self { tasks, problems })
+    }
+
+    /// Problems since the last call, for people.
+    pub(crate) fn take_problems(&self) -> Vec<String> {
+        std::mem::take(&mut *self.problems.lock())
     }
 
     /// Adds committed entries.
@@ -254,6 +263,7 @@ impl JournalCopy {
 struct Copier {
     store: Arc<Store>,
     job: JobId,
+    problems: Arc<Mutex<Vec<String>>>,
     /// The generation with which this coordinator holds the store's fence.
     holds: Option<Generation>,
     /// Number of the next part, and the end of those in the store; `None` before the store has been read.
@@ -307,14 +317,16 @@ impl Copier {
                     pause = FIRST_PAUSE;
                 }
                 Err(error @ Error::JournalContinued { .. }) => {
-                    tracing::warn!(
+                    self.problems.lock().push(format!(
                         "{error}; the copy is no longer updated, and training continues with the journal in the run folder"
-                    );
+                    ));
                     (has_stopped, retry) = (true, None);
                 }
                 Err(error) => {
                     if retry.is_none() {
-                        tracing::warn!(%error, "the journal cannot be copied into the checkpoint store; later again");
+                        self.problems.lock().push(format!(
+                            "the journal cannot be copied into the checkpoint store, and is tried again until it can: {error}"
+                        ));
                     }
                     retry = Some(Instant::now() + pause);
                     pause = LONGEST_PAUSE.min(pause * 2);
@@ -675,6 +687,8 @@ mod tests {
         std::fs::write(folder.path(), "").unwrap();
         copy.add(records_of(1..2));
         assert!(!copy.flush(TIMEOUT));
+        let problems = copy.take_problems();
+        assert!(problems.len() == 1 && problems[0].contains("is tried again"), "{problems:?}");
         copy.add(records_of(2..3));
         std::fs::remove_file(folder.path()).unwrap();
         std::fs::rename(&away, folder.path()).unwrap();

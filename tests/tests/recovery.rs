@@ -464,6 +464,9 @@ async fn a_store_that_does_not_answer_stops_neither_status_nor_requests_nor_the_
     events.next_of(Kind::Recovered).await;
     let recoveries = cluster.status().await.recoveries;
     assert_eq!((recoveries.len(), recoveries[0].lost_steps), (1, 0), "{recoveries:?}");
+    let mut all = cluster.events().await;
+    let not_copied = "the journal cannot be copied into the checkpoint store";
+    while !all.next_of(Kind::StoreUnavailable).await.message.contains(not_copied) {}
     cluster.end().await;
     cluster.assert_undisturbed_bits().await;
 }

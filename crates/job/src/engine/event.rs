@@ -62,6 +62,11 @@ pub enum Event {
         /// One line: what, where, what to do.
         message: String,
     },
+    /// The journal could not be copied into the checkpoint store.
+    JournalNotCopied {
+        /// What, where, what to do.
+        problem: String,
+    },
     /// The time of [`Engine::deadline`](super::Engine::deadline) is reached.
     Tick,
 }

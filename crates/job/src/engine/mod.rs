@@ -235,6 +235,9 @@ impl Engine {
             Event::Fenced => self.fenced(now),
             Event::FenceFailed { failure } => self.fence_failed(now, failure),
             Event::TakenOver { message } => self.taken_over(now, message),
+            Event::JournalNotCopied { problem } => {
+                self.note(now, JobEventKind::StoreUnavailable, problem);
+            }
             Event::Tick => {}
         }
         // Ten thousand ranks send ten thousand heartbeats a second; checking every node for each would take too long.
