@@ -64,7 +64,7 @@ pub(crate) fn begin(args: &Args, spec: JobSpec) -> Result<RunningJob, Failure> {
         run_dir: path::absolute(&args.run_dir).map_err(crash)?.display().to_string(),
     };
     let run_dir = args.run_dir.clone();
-    let copy = copy(args, &spec, &journal, job_id);
+    let copy = copy(args, &spec, &journal, &claimant);
     if let Some(copy) = copy.as_ref().filter(|_| may_have_ranks(&records)) {
         copy.hold(engine.generation());
     }
@@ -224,7 +224,16 @@ fn continue_lost_job(
 ) -> Result<Vec<Record>, Failure> {
     let has_budget = spec.limits.max_hours.is_some() || spec.limits.max_dollars.is_some();
     let taken = match journal_copy::of_last_job(store) {
-        Ok(taken) => taken.unwrap_or_default(),
+        Ok(Some(taken)) => {
+            if taken.is_empty() && has_budget {
+                tracing::warn!(
+                    "hours and dollars count from zero: {} has no copy of the journal of the job before",
+                    store.location()
+                );
+            }
+            taken
+        }
+        Ok(None) => Vec::new(),
         Err(error @ StoreError::DamagedJournal { .. }) if has_budget => {
             // It would be spent a second time without anybody's consent.
             return Err(bad_input(format!(
@@ -239,13 +248,6 @@ fn continue_lost_job(
         Err(error) => return Err(disk::store_failure(&error)),
     };
     let unusable = |error: anyhow::Error| crash(format!("{error:#}"));
-    let fence = store.fence().map_err(|error| disk::store_failure(&error))?;
-    if taken.is_empty() && has_budget && fence > Generation(0) {
-        tracing::warn!(
-            "hours and dollars count from zero: no copy of the journal of a job before that can go on is in {}",
-            store.location()
-        );
-    }
     if !taken.is_empty() {
         journal.fill(taken).map_err(unusable)?;
         tracing::info!("continues the job with the journal in {}", store.location());
@@ -254,14 +256,19 @@ fn continue_lost_job(
 }
 
 /// Copies the journal into the store, unless both would be lost together.
-fn copy(args: &Args, spec: &JobSpec, journal: &Journal, job: JobId) -> Option<JournalCopy> {
+fn copy(
+    args: &Args,
+    spec: &JobSpec,
+    journal: &Journal,
+    claimant: &Claimant,
+) -> Option<JournalCopy> {
     if !is_apart(spec, &args.run_dir) {
         return None;
     }
     let location = store_location(spec, &args.run_dir);
     let started = Store::open_existing_with(&location, &store_access())
         .map_err(anyhow::Error::from)
-        .and_then(|store| Ok(JournalCopy::start(Arc::new(store), job, journal.entries()?)?));
+        .and_then(|store| Ok(JournalCopy::start(store, claimant.clone(), journal.entries()?)?));
     started.inspect_err(|error| tracing::warn!("the journal is not copied: {error:#}")).ok()
 }
 

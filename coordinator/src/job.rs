@@ -258,14 +258,10 @@ impl JobLoop {
         let deadline = self.engine.deadline().map(|at| at.since(self.clock.now()));
         let snapshot_due =
             self.unpublished_since.map(|since| MAX_SNAPSHOT_AGE.saturating_sub(since.elapsed()));
-        let received = match deadline.into_iter().chain(snapshot_due).min() {
-            Some(wait) => self.inputs.recv_timeout(wait),
-            None => self.inputs.recv().map_err(|_| mpsc::RecvTimeoutError::Disconnected),
-        };
-        match received {
-            Ok(input) => Some(input),
-            Err(mpsc::RecvTimeoutError::Timeout) => None,
-            Err(mpsc::RecvTimeoutError::Disconnected) => Some(JobInput::Quit),
+        // The queue stays open, as this loop can send to it.
+        match deadline.into_iter().chain(snapshot_due).min() {
+            Some(wait) => self.inputs.recv_timeout(wait).ok(),
+            None => self.inputs.recv().ok(),
         }
     }
 
@@ -404,7 +400,7 @@ impl JobLoop {
             {
                 let message = format!(
                     "another coordinator has continued this job since this one started, with its journal in {}: go on \
-                     there, or start this one again",
+                     there, or start this one again with another --run-dir",
                     store.location()
                 );
                 let _ = inputs.send(Event::TakenOver { message }.into());

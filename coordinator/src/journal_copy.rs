@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use baton_checkpoint::{Error, JournalPart, Store};
+use baton_checkpoint::{Claimant, Error, JournalPart, Store};
 use baton_job::{Generation, JobId, engine::Record};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -127,8 +127,8 @@ fn read(store: &Store, job: JobId, parts: &[JournalPart]) -> Result<Vec<JournalE
     Ok(all)
 }
 
-/// The journal of the job that used the store last: all its entries, with those added that continue it. `None` if there is
-/// no job that can continue.
+/// The journal of the job that used the store last: all its entries, with those added that continue it; none if the store
+/// has no copy. `None` if there is no job that can continue.
 pub(crate) fn of_last_job(store: &Store) -> Result<Option<Vec<JournalEntry>>, Error> {
     let fence = store.fence()?;
     let Some(claimant) = store.claimant(fence)? else { return Ok(None) };
@@ -143,6 +143,9 @@ pub(crate) fn of_last_job(store: &Store) -> Result<Option<Vec<JournalEntry>>, Er
     };
     let damaged = |error: serde_json::Error| store.damaged_journal(job, &error.to_string());
     let records = records(&all).map_err(damaged)?;
+    if records.is_empty() {
+        return Ok(Some(all));
+    }
     let Some(added) = Record::after_loss(&records, fence) else { return Ok(None) };
     for (key, record) in (records.len() as u64..).zip(added) {
         let json = serde_json::to_string(&record).map_err(damaged)?;
@@ -210,15 +213,16 @@ impl JournalCopy {
     /// # Errors
     /// The system cannot start a thread.
     pub(crate) fn start(
-        store: Arc<Store>,
-        job: JobId,
+        store: Store,
+        claimant: Claimant,
         committed: Vec<JournalEntry>,
     ) -> std::io::Result<Self> {
         let (tasks, receiver) = mpsc::channel();
         let problems = Arc::new(Mutex::new(Vec::new()));
         let copier = Copier {
             store,
-            job,
+            job: claimant.job,
+            claimant,
             problems: Arc::clone(&problems),
             holds: None,
             next: None,
@@ -245,7 +249,7 @@ impl JournalCopy {
         }
     }
 
-    /// From now on this coordinator writes the copy, until the fence is at a generation after this one.
+    /// From now on this coordinator writes the copy, until another one has raised the fence.
     pub(crate) fn hold(&self, generation: Generation) {
         let _ = self.tasks.send(CopyTask::Hold(generation));
     }
@@ -261,8 +265,9 @@ impl JournalCopy {
 
 /// The thread's state.
 struct Copier {
-    store: Arc<Store>,
+    store: Store,
     job: JobId,
+    claimant: Claimant,
     problems: Arc<Mutex<Vec<String>>>,
     /// The generation with which this coordinator holds the store's fence.
     holds: Option<Generation>,
@@ -288,8 +293,8 @@ impl Copier {
             };
             let flush = match received {
                 Ok(CopyTask::Add(entries)) => {
+                    self.all.extend(entries.iter().cloned());
                     if !has_stopped {
-                        self.all.extend(entries.iter().cloned());
                         self.waiting.extend(entries);
                     }
                     if retry.is_some() {
@@ -299,6 +304,11 @@ impl Copier {
                 }
                 Ok(CopyTask::Hold(generation)) => {
                     self.holds = Some(generation);
+                    if std::mem::take(&mut has_stopped) {
+                        // The fence was this coordinator's own, raised a moment before.
+                        self.waiting = self.all.clone();
+                        (self.next, self.unanswered) = (None, None);
+                    }
                     None
                 }
                 Ok(CopyTask::Flush(answer)) => Some(answer),
@@ -321,6 +331,7 @@ impl Copier {
                         "{error}; the copy is no longer updated, and training continues with the journal in the run folder"
                     ));
                     (has_stopped, retry) = (true, None);
+                    self.waiting.clear();
                 }
                 Err(error) => {
                     if retry.is_none() {
@@ -341,14 +352,24 @@ impl Copier {
     /// Adds all waiting entries to the copy, of which another coordinator may have been the last writer.
     fn copy(&mut self, generation: Generation) -> Result<(), Error> {
         match self.add_waiting() {
-            Err(error @ Error::JournalContinued { .. }) => {
-                if self.store.fence()? > generation {
-                    return Err(error);
-                }
-                self.copy_anew()
-            }
+            Err(error @ Error::JournalContinued { .. }) => match self.holds_fence(generation)? {
+                true => self.copy_anew(),
+                false => Err(error),
+            },
             added => added,
         }
+    }
+
+    /// Whether no other coordinator has opened this generation or a newer one. One that was started again in the same run
+    /// folder is the same one.
+    fn holds_fence(&self, generation: Generation) -> Result<bool, Error> {
+        let fence = self.store.fence()?;
+        if fence != generation {
+            return Ok(fence < generation);
+        }
+        let holder = self.store.claimant(fence)?;
+        let place = |claimant: &Claimant| (claimant.host.clone(), claimant.run_dir.clone());
+        Ok(holder.is_none_or(|holder| place(&holder) == place(&self.claimant)))
     }
 
     fn add_waiting(&mut self) -> Result<(), Error> {
@@ -417,7 +438,9 @@ impl Copier {
         let last = self.store.last_journal_number(self.job)? + 1;
         let end = JournalEnd::of(&self.all);
         let bytes = self.encoded(&PartContent::new(end, self.all.clone()))?;
-        self.store.add_to_journal(self.job, JournalPart { first: 1, last }, &bytes)?;
+        let covering = JournalPart { first: 1, last };
+        self.store.add_to_journal(self.job, covering, &bytes)?;
+        self.store.remove_joined(self.job, covering)?;
         self.waiting.clear();
         self.unanswered = None;
         self.next = Some((last + 1, end));
@@ -439,7 +462,12 @@ impl Copier {
     fn join(&self, joined: JournalPart) -> Result<(), Error> {
         let parts = self.store.journal_parts(self.job)?.into_iter();
         let inside = parts.filter(|part| part.first >= joined.first && part.last <= joined.last);
-        let contents = inside.map(|part| read_part(&self.store, self.job, part));
+        let inside: Vec<JournalPart> = inside.collect();
+        if inside.first().is_none_or(|part| part.first != joined.first) {
+            // A larger part has the first ones.
+            return Ok(());
+        }
+        let contents = inside.into_iter().map(|part| read_part(&self.store, self.job, part));
         let contents: Vec<PartContent> =
             contents.filter_map(Result::transpose).collect::<Result<_, _>>()?;
         let Some(end) = contents.last().map(|content| content.end) else { return Ok(()) };
@@ -456,7 +484,6 @@ impl Copier {
 
 #[cfg(test)]
 mod tests {
-    use baton_checkpoint::Claimant;
     use baton_job::{engine::JobOrigin, message::Restore};
 
     use super::*;
@@ -482,9 +509,20 @@ mod tests {
     const TIMEOUT: Duration = Duration::from_secs(60);
 
     fn start(folder: &tempfile::TempDir, committed: Vec<JournalEntry>) -> JournalCopy {
-        let copy = JournalCopy::start(Arc::new(folder_store(folder)), JOB, committed).unwrap();
+        let copy = JournalCopy::start(folder_store(folder), claimant(), committed).unwrap();
         copy.hold(Generation(1));
         copy
+    }
+
+    fn claimant() -> Claimant {
+        Claimant {
+            owner: String::new(),
+            job: JOB,
+            name: String::new(),
+            recipe: String::new(),
+            host: String::new(),
+            run_dir: String::new(),
+        }
     }
 
     #[test]
@@ -525,8 +563,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let first = start(&folder, records_of(0..1));
         assert!(first.flush(TIMEOUT));
-        let idle =
-            JournalCopy::start(Arc::new(folder_store(&folder)), JOB, records_of(0..1)).unwrap();
+        let idle = JournalCopy::start(folder_store(&folder), claimant(), records_of(0..1)).unwrap();
         idle.add(vec![entry(EntryKind::Event, 1)]);
         assert!(idle.flush(TIMEOUT));
         assert_eq!(read(&folder_store(&folder)).unwrap(), records_of(0..1));
@@ -545,7 +582,7 @@ mod tests {
         // The journal of the newer one does not have what the older one added meanwhile.
         store.raise_fence(Generation(2)).unwrap();
         let newer =
-            JournalCopy::start(Arc::new(folder_store(&folder)), JOB, records_of(0..1)).unwrap();
+            JournalCopy::start(folder_store(&folder), claimant(), records_of(0..1)).unwrap();
         newer.add(vec![entry(EntryKind::Event, 1)]);
         newer.hold(Generation(2));
         assert!(newer.flush(TIMEOUT));
@@ -592,16 +629,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = folder_store(&folder);
         assert_eq!(of_last_job(&store).unwrap(), None);
-        let claimant = Claimant {
-            owner: String::new(),
-            job: JOB,
-            name: String::new(),
-            recipe: String::new(),
-            host: String::new(),
-            run_dir: String::new(),
-        };
-        store.claim(Generation(1), &claimant).unwrap();
-        assert_eq!(of_last_job(&store).unwrap(), None);
+        store.claim(Generation(1), &claimant()).unwrap();
+        assert_eq!(of_last_job(&store).unwrap(), Some(Vec::new()));
         assert!(start(&folder, course.clone()).flush(TIMEOUT));
 
         let found = of_last_job(&store).unwrap().unwrap();
@@ -658,6 +687,46 @@ mod tests {
         copy.add(records_of(4..5));
         assert!(copy.flush(TIMEOUT));
         assert_eq!(read(&store).unwrap(), records_of(0..5));
+    }
+
+    #[test]
+    fn parts_are_joined_after_a_copy_was_made_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let parts = JOINED + JOINED / 2;
+        let copy = start(&folder, Vec::new());
+        for key in 0..parts {
+            copy.add(records_of(key..key + 1));
+            assert!(copy.flush(TIMEOUT));
+        }
+        drop(copy);
+        let last = folder.path().join(format!("journal/{JOB}/{parts:08}-{parts:08}.json"));
+        std::fs::write(last, "damage").unwrap();
+        let copy = start(&folder, records_of(0..parts));
+        for key in parts..2 * JOINED + 5 {
+            copy.add(records_of(key..key + 1));
+            assert!(copy.flush(TIMEOUT));
+        }
+        assert_eq!(read(&folder_store(&folder)).unwrap(), records_of(0..2 * JOINED + 5));
+    }
+
+    #[test]
+    fn a_coordinator_whose_generation_another_one_has_claimed_adds_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let other = Claimant { run_dir: "elsewhere".to_owned(), ..claimant() };
+        let copy =
+            JournalCopy::start(folder_store(&folder), other.clone(), records_of(0..2)).unwrap();
+        folder_store(&folder).claim(Generation(1), &other).unwrap();
+        copy.hold(Generation(1));
+        assert!(copy.flush(TIMEOUT));
+        // It had persisted generation 1, and died before it could claim it.
+        let older = start(&folder, [records_of(0..1), vec![entry(EntryKind::Event, 1)]].concat());
+        assert!(!older.flush(TIMEOUT));
+        assert_eq!(read(&folder_store(&folder)).unwrap(), records_of(0..2));
+        // Its own claim of a newer one may be known to the store before it is known here.
+        older.hold(Generation(2));
+        assert!(older.flush(TIMEOUT));
+        let expected = [records_of(0..1), vec![entry(EntryKind::Event, 1)]].concat();
+        assert_eq!(read(&folder_store(&folder)).unwrap(), expected);
     }
 
     #[test]

@@ -235,7 +235,7 @@ impl Engine {
             return self.quarantine(now, node);
         }
         if let Some(warm_up) = &mut state.warm_up {
-            warm_up.ready.remove(&local_rank);
+            warm_up.restart(local_rank, now.after(self.policy.rendezvous));
             self.send(node, Directive::Warm { local_ranks: vec![local_rank] });
         }
     }

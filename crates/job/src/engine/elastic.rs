@@ -45,6 +45,12 @@ impl WarmUp {
         self.ready.is_superset(&self.required)
     }
 
+    /// A process is started once more.
+    pub(super) fn restart(&mut self, local_rank: LocalRank, until: Time) {
+        self.ready.remove(&local_rank);
+        self.until = until;
+    }
+
     /// Until when the processes that are not ready must be.
     pub(super) fn wakes_at(&self) -> Option<Time> {
         (!self.is_done()).then_some(self.until)

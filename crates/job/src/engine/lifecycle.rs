@@ -54,6 +54,9 @@ pub(super) struct Lifecycle {
     pub(super) hanging: Vec<(NodeId, LocalRank)>,
     /// The next generation, while its fence is being raised.
     pub(super) opening: Option<GenerationOpening>,
+    /// Whether ranks may run, also those of agents that are away: this coordinator has opened a generation, or the one
+    /// before left one open.
+    pub(super) may_have_ranks: bool,
     /// The newest generation whose fence this coordinator has tried to raise.
     pub(super) last_fence: Generation,
     /// Set while the checkpoint store refuses fences.
@@ -74,6 +77,7 @@ impl Lifecycle {
             failures: 0,
             hanging: Vec::new(),
             opening: None,
+            may_have_ranks: false,
             last_fence: Generation(0),
             store_outage: None,
         }
@@ -136,6 +140,12 @@ impl Lifecycle {
             Phase::Training { world } => Some(world),
             _ => None,
         }
+    }
+
+    /// Whether ranks were lost while a change of nodes waits for its fence, and it is not known yet which.
+    pub(super) fn is_losing_while_opening(&self) -> bool {
+        matches!(self.phase, Phase::Detecting { .. })
+            && self.opening.as_ref().is_some_and(|opening| opening.change.is_some())
     }
 
     /// Whether a node runs ranks of this generation.

@@ -269,6 +269,9 @@ impl Engine {
             self.expire_disconnected_nodes(now);
         }
         // The timeouts of the phase do not matter while the next generation opens.
+        if self.lifecycle.is_losing_while_opening() {
+            self.fail_once_losses_are_known(now);
+        }
         if self.lifecycle.opening.is_some() {
             return self.open_if_fenced(now);
         }
@@ -313,7 +316,7 @@ impl Engine {
         let opening = self.lifecycle.opening.as_ref();
         let phase = match &self.lifecycle.phase {
             Phase::Ended { .. } => return None,
-            _ if opening.is_some() => None,
+            _ if opening.is_some() && !self.lifecycle.is_losing_while_opening() => None,
             Phase::Backoff { until } | Phase::Reattaching { until, .. } => Some(*until),
             // A disconnected node has its own deadline, and the engine waits until then.
             Phase::Forming { world, until }

@@ -105,7 +105,13 @@ impl Engine {
         now: Time,
         change: Option<NodeChangeCause>,
     ) -> Option<GenerationOpening> {
-        let all_hold_state = self.lifecycle.training_world().is_some();
+        let mut all_hold_state = self.lifecycle.training_world().is_some();
+        if all_hold_state
+            && self.nodes.slots(|node| can_run_ranks(node, true)) < self.policy.min_ranks
+        {
+            // A node that was to replace a leaving one is gone. The leaving one takes part until it has saved.
+            all_hold_state = false;
+        }
         let can_run_ranks = |node: &Node| can_run_ranks(node, all_hold_state);
         let slots = self.nodes.slots(can_run_ranks);
         let holders = self.nodes.holders(can_run_ranks);
@@ -172,7 +178,9 @@ impl Engine {
         let holders = self.nodes.holders(|node| can_run_ranks(node, all_hold_state));
         let placements = opening.world.placements().iter();
         let placed_holders = placements.filter(|at| self.nodes.may_hold_state(at)).count();
-        placed_holders >= holders.min(opening.world.size()) as usize
+        let no_others = !opening.only_saves || placed_holders == opening.world.placements().len();
+        placed_holders >= holders.min(self.policy.max_ranks) as usize
+            && no_others
             && opening.only_saves == self.only_saves(holders)
             && opening.rolls_back == self.divergences.is_rollback_due(self.lifecycle.generation)
             && opening.world.nodes().all(can_run_its_ranks)
@@ -209,18 +217,30 @@ impl Engine {
     }
 
     /// Opens a generation whose fence is raised. A node that got disconnected meanwhile may hold the newest state; it is
-    /// waited for, unless the generation includes it anyway.
+    /// waited for, unless the generation includes it anyway. So are reports that tell which ranks were lost meanwhile.
+    ///
+    /// A generation that is given up stays in the journal; a restarted coordinator opens the one after it.
     pub(super) fn open_if_fenced(&mut self, now: Time) {
+        if self.lifecycle.is_losing_while_opening() {
+            return;
+        }
         let Some(opening) = self.lifecycle.opening.take_if(|opening| opening.is_fenced) else {
             return;
         };
         let is_possible = self.is_possible(&opening);
         let is_left_behind = |node: &NodeId| !is_possible || !opening.world.includes(node);
         let world = self.lifecycle.world();
-        if world.is_some_and(|world| self.nodes.all_disconnected_in(world).any(is_left_behind)) {
+        let mut away = world.into_iter().flat_map(|world| self.nodes.all_disconnected_in(world));
+        if let Some(node) = away.find(|node| is_left_behind(node)) {
+            let reason = format!("waiting for node {node}, which is disconnected");
+            drop(away);
+            if self.lifecycle.training_world().is_none() {
+                self.lifecycle.reason = reason;
+            }
             self.lifecycle.opening = Some(opening);
             return;
         }
+        drop(away);
         let is_done = |world: &World| world.has(MemberKind::Done);
         if self.lifecycle.training_world().is_some_and(is_done) {
             // The last checkpoint is committed. If another rank is lost before it is done too, the generation opens then.
@@ -237,8 +257,12 @@ impl Engine {
 
     /// The ranks leave the old generation.
     fn begin_generation(&mut self, now: Time, opening: GenerationOpening) {
-        let GenerationOpening { generation, world, nodes, change, .. } = opening;
+        let GenerationOpening { generation, world, mut nodes, change, .. } = opening;
         self.keep_those_that_answered();
+        // Those that attached while the store was slow, too: processes of older generations must learn of this one.
+        let attached = self.nodes.offers(|node| node.departure.is_none());
+        nodes.extend(attached.into_iter().map(|offer| offer.node));
+        self.lifecycle.may_have_ranks = true;
         if let Some(NodeChangeCause { text, joins }) = &change {
             if *joins {
                 self.publish(JobEventKind::NodesAdded, text.clone());
@@ -275,13 +299,15 @@ impl Engine {
         }
     }
 
-    /// The store refuses the fence. Ranks that run hold state that may be nowhere else, so the job waits for the store
-    /// as long as there are any; without them nothing is lost by ending it.
+    /// The store refuses the fence. Ranks that run hold state that may be nowhere else, also those of agents that are away,
+    /// so the job waits for the store. Before the first generation nothing is lost by ending it.
     pub(super) fn fence_failed(&mut self, now: Time, failure: Failure) {
+        let is_losing = self.lifecycle.is_losing_while_opening();
         if self.lifecycle.opening.take().is_none() {
             return;
         }
-        if self.nodes.values().all(|node| node.holders.is_empty()) {
+        let holds_nothing = self.nodes.values().all(|node| node.holders.is_empty());
+        if holds_nothing && !self.lifecycle.may_have_ranks {
             return self.end(now, Outcome::Failed { failure });
         }
         let before = self.lifecycle.store_outage;
@@ -301,7 +327,8 @@ impl Engine {
         if before.is_none() {
             self.publish(JobEventKind::StoreUnavailable, format!("{what}: {failure}"));
         }
-        if !is_training {
+        // The next generation opens, and tries again, once it is known which ranks were lost.
+        if !is_training && !is_losing {
             let seconds = pause.as_secs();
             let reason = format!("{what}; the next try is in {seconds} s: {failure}");
             self.lifecycle.set_phase(now, Phase::Backoff { until: retry_at }, reason);

@@ -217,6 +217,7 @@ impl Engine {
             engine.lifecycle.reason =
                 "the coordinator restarted and waits for its agents".to_owned();
             engine.lifecycle.is_reattached = true;
+            engine.lifecycle.may_have_ranks = true;
             engine.lifecycle.phase = Phase::Reattaching { world, until, lost_at: None };
         }
         engine.set_wake();

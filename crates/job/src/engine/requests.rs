@@ -113,6 +113,9 @@ impl Engine {
         self.drain = Some(DrainStatus::new(reason.clone(), now, until));
         match &self.lifecycle.phase {
             Phase::Training { .. } => self.send_drain_if_requested(now),
+            // A generation of ranks that hold state is about to open.
+            Phase::Gathering
+                if self.lifecycle.opening.is_some() && self.nodes.holders(|_| true) > 0 => {}
             // There are too few ranks to save anything.
             Phase::Gathering => self.end(now, Outcome::Drained { reason }),
             Phase::Backoff { .. } => self.open(now),

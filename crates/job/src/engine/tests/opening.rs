@@ -363,6 +363,102 @@ fn ranks_that_are_ready_too_late_wait_for_the_next_generation() {
 }
 
 #[test]
+fn a_leaving_node_takes_part_if_the_one_in_its_place_is_gone() {
+    let mut engine = joining();
+    engine.policy.min_ranks = 2;
+    let report = AgentReport::NodeDeparting { reason: "spot".to_owned(), seconds_left: None };
+    let attachment = attachment(&engine, 0);
+    engine.handle(at(6.5), Event::Reported { node: node(0), attachment, report });
+    detach(&mut engine, at(7.0), 2);
+
+    engine.handle(at(8.0), Event::Fenced);
+
+    assert_eq!(placed(&engine), ["node0", "node1"], "it saves first");
+}
+
+/// The store is slow, and there is no rank that runs: of two nodes, one alone holds the state.
+fn gathering_with_state() -> Engine {
+    let mut engine = gathering(2);
+    attach(&mut engine, at(1.0), 0, 1, running(1, &[(0, RankPhase::Waiting)]));
+    let hello = Hello { node: node(1), slots: 1, running: None };
+    engine.handle(at(2.0), Event::Attached { attachment: Attachment(9), hello });
+    assert_eq!(engine.status().phase, PhaseName::Gathering);
+    engine
+}
+
+#[test]
+fn a_drain_before_the_store_answers_is_a_save_of_the_ranks_that_hold_state() {
+    let mut engine = gathering_with_state();
+
+    engine.handle(at(3.0), Event::Drain { reason: "a user asked".to_owned() });
+
+    assert_eq!(engine.outcome(), None);
+    engine.handle(at(4.0), Event::Fenced);
+    assert_eq!(placed(&engine), ["node0"]);
+}
+
+#[test]
+fn an_agent_that_comes_back_before_the_store_answers_learns_of_the_generation() {
+    let mut engine = training(&[1, 1]);
+    engine.policy.min_ranks = 1;
+    detach(&mut engine, at(3.0), 1);
+    let grace = engine.policy.node_grace;
+    engine.handle(at(3.0).after(grace), Event::Tick);
+    let hello = Hello { node: node(1), slots: 1, running: running(1, &[(1, RankPhase::Waiting)]) };
+    engine.handle(at(20.0), Event::Attached { attachment: Attachment(9), hello });
+
+    let actions = engine.handle(at(21.0), Event::Fenced);
+
+    assert_eq!(super::launches(&actions).len(), 2, "{actions:?}");
+    assert_eq!(placed(&engine), ["node0", "node1"], "both hold the state");
+}
+
+#[test]
+fn a_store_that_refuses_does_not_end_a_job_whose_agents_are_away() {
+    let mut engine = training(&[1, 1]);
+    let event = rank_event(&engine, Generation(1), 1, crashed());
+    engine.handle(at(3.0), event);
+    for number in [0, 1] {
+        detach(&mut engine, at(4.0), number);
+    }
+    engine.handle(at(30.0), Event::Tick);
+
+    engine.handle(at(35.0), full_disk());
+
+    assert_eq!((engine.outcome(), engine.status().phase), (None, PhaseName::Backoff));
+}
+
+#[test]
+fn losses_during_a_change_are_waited_for_whether_the_store_accepts_it_or_not() {
+    for answer in [Event::Fenced, full_disk()] {
+        let mut engine = joining();
+        let event = rank_event(&engine, Generation(1), 0, lost());
+        engine.handle(at(7.0), event);
+        assert_eq!(engine.status().phase, PhaseName::Detecting);
+        let known_at = engine.deadline().unwrap();
+
+        let actions = engine.handle(at(7.1), answer.clone());
+        assert_eq!((launches(&actions), engine.deadline()), (0, Some(known_at)), "{answer:?}");
+
+        engine.drive(known_at, Event::Tick);
+        assert_eq!(engine.generation(), Generation(2), "{answer:?}");
+        let causes = causes(&engine);
+        assert!(causes[0].starts_with("rank 0 lost its connection"), "{answer:?}: {causes:?}");
+    }
+}
+
+#[test]
+fn a_process_that_is_ready_and_dies_while_the_store_is_slow_gets_its_time_again() {
+    let mut engine = joining();
+    let failure = crash("killed".to_owned());
+    let report = AgentReport::WarmFailed { local_rank: LocalRank(0), failure };
+    let attachment = attachment(&engine, 2);
+    engine.handle(at(40.0), Event::Reported { node: node(2), attachment, report });
+
+    assert_eq!(engine.deadline(), Some(at(60.0)));
+}
+
+#[test]
 fn a_rollback_before_the_store_answers_is_carried_out_by_the_next_generation() {
     let mut engine = joining();
     let generation = Generation(1);
