@@ -356,6 +356,11 @@ impl Copier {
                 true => self.copy_anew(),
                 false => Err(error),
             },
+            // Without the fence another folder is in place of the store, whose disk may not be mounted.
+            Err(error @ Error::DamagedJournal { .. }) if self.store.fence()? == generation => {
+                tracing::warn!("{error}; the journal is copied anew");
+                self.copy_anew()
+            }
             added => added,
         }
     }
@@ -678,15 +683,25 @@ mod tests {
             assert!(copy.flush(TIMEOUT));
         }
         drop(copy);
-        std::fs::remove_file(folder.path().join(format!("journal/{JOB}/00000002-00000002.json")))
-            .unwrap();
         let store = folder_store(&folder);
+        let remove = |part| {
+            let file = folder.path().join(format!("journal/{JOB}/{part}.json"));
+            std::fs::remove_file(file).unwrap();
+        };
+        remove("00000002-00000002");
         assert!(read(&store).is_err());
         let copy = start(&folder, records_of(0..4));
         assert!(copy.flush(TIMEOUT));
         copy.add(records_of(4..5));
         assert!(copy.flush(TIMEOUT));
         assert_eq!(read(&store).unwrap(), records_of(0..5));
+
+        // Also while it is written, as long as the store has the fence.
+        store.raise_fence(Generation(1)).unwrap();
+        remove("00000001-00000004");
+        copy.add(records_of(5..6));
+        assert!(copy.flush(TIMEOUT));
+        assert_eq!(read(&store).unwrap(), records_of(0..6));
     }
 
     #[test]

@@ -29,6 +29,9 @@ use crate::{
 /// After this time without an answer of the checkpoint store, an event says so.
 const SLOW_STORE: Duration = Duration::from_secs(5);
 
+/// How long a job whose ranks hold no state waits for a store that refuses its generations.
+const STORE_PATIENCE: Duration = Duration::from_secs(600);
+
 /// A generation whose fence is being raised.
 #[derive(Clone, Debug)]
 pub(super) struct GenerationOpening {
@@ -59,6 +62,8 @@ pub(super) struct NodeChangeCause {
 /// The checkpoint store refuses the fence of a generation.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct StoreOutage {
+    /// When the first fence was refused.
+    since: Time,
     /// Refusals in a row.
     refusals: u32,
     /// When the fence is tried again, until then.
@@ -299,22 +304,26 @@ impl Engine {
         }
     }
 
-    /// The store refuses the fence. Ranks that run hold state that may be nowhere else, also those of agents that are away,
-    /// so the job waits for the store. Before the first generation nothing is lost by ending it.
+    /// The store refuses the fence. Ranks that run hold state that may be nowhere else, so the job waits for the store. If none
+    /// is known to hold any, it waits [`STORE_PATIENCE`]: agents may be away, and a bucket out of reach for a minute must not
+    /// end a job. Before the first generation nothing is lost by ending it.
     pub(super) fn fence_failed(&mut self, now: Time, failure: Failure) {
         let is_losing = self.lifecycle.is_losing_while_opening();
         if self.lifecycle.opening.take().is_none() {
             return;
         }
+        let before = self.lifecycle.store_outage;
+        let since = before.map_or(now, |outage| outage.since);
         let holds_nothing = self.nodes.values().all(|node| node.holders.is_empty());
-        if holds_nothing && !self.lifecycle.may_have_ranks {
+        let is_patient = self.lifecycle.may_have_ranks && now.since(since) < STORE_PATIENCE;
+        if holds_nothing && !is_patient {
             return self.end(now, Outcome::Failed { failure });
         }
-        let before = self.lifecycle.store_outage;
         let refusals = before.map_or(0, |outage| outage.refusals).saturating_add(1);
         let pause = Policy::store_retry(refusals);
         let retry_at = now.after(pause);
-        self.lifecycle.store_outage = Some(StoreOutage { refusals, retry_at: Some(retry_at) });
+        self.lifecycle.store_outage =
+            Some(StoreOutage { since, refusals, retry_at: Some(retry_at) });
         let is_training = matches!(self.lifecycle.phase, Phase::Training { .. });
         let what = match is_training {
             true => {

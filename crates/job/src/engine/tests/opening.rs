@@ -429,6 +429,25 @@ fn a_store_that_refuses_does_not_end_a_job_whose_agents_are_away() {
 }
 
 #[test]
+fn a_job_whose_only_rank_died_waits_ten_minutes_for_the_store() {
+    let mut engine = training(&[1]);
+    let event = rank_event(&engine, Generation(1), 0, crashed());
+    engine.handle(at(3.0), event);
+    let mut now = at(3.0);
+    let mut tries = 0;
+    while engine.outcome().is_none() {
+        engine.handle(now, full_disk());
+        tries += 1;
+        if let Some(next) = engine.deadline() {
+            now = next;
+            engine.handle(now, Event::Tick);
+        }
+    }
+    assert!(tries > 50 && (at(600.0)..at(620.0)).contains(&now), "{tries} at {now}");
+    assert_eq!(failure_of(&engine).message, "the disk is full; free space");
+}
+
+#[test]
 fn losses_during_a_change_are_waited_for_whether_the_store_accepts_it_or_not() {
     for answer in [Event::Fenced, full_disk()] {
         let mut engine = joining();
