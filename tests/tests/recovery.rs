@@ -267,6 +267,16 @@ async fn resnet_ends_with_the_same_bits_for_every_number_of_ranks_and_through_a_
     assert!(cluster.newest_state() == one);
 }
 
+/// Starts a coordinator that ends by itself; returns its exit code and what it wrote.
+fn serve_to_the_end(cluster: &Cluster) -> (Option<i32>, String) {
+    let mut serve = std::process::Command::new(binary("baton-coordinator"));
+    serve.arg("serve").arg("--recipe").arg(cluster.recipe());
+    serve.args(cluster.overrides().iter().flat_map(|entry| ["--set", entry]));
+    serve.arg("--run-dir").arg(cluster.run_dir()).args(["--listen", "127.0.0.1:0"]);
+    let ended = serve.output().unwrap();
+    (ended.status.code(), String::from_utf8_lossy(&ended.stderr).into_owned())
+}
+
 #[tokio::test]
 async fn of_two_coordinators_on_one_store_the_older_is_fenced_and_ends_permanently() {
     let store = tempfile::tempdir().unwrap();
@@ -291,9 +301,8 @@ async fn of_two_coordinators_on_one_store_the_older_is_fenced_and_ends_permanent
         older.log("coordinator")
     );
     assert!(!agents[0].success());
-    older.start_coordinator(&[]).await;
-    let (again, _) = older.finish().await;
-    assert_eq!(again.code(), Some(i32::from(exit::BAD_INPUT)), "{}", older.log("coordinator"));
+    let (again, text) = serve_to_the_end(&older);
+    assert_eq!(again, Some(i32::from(exit::BAD_INPUT)), "{text}");
 
     let status = newer.status().await;
     let began_with = status.began_with.unwrap();
@@ -374,13 +383,8 @@ async fn what_the_copy_of_a_journal_cannot_tell_is_refused_where_it_matters() {
     let dir = format!("checkpoint.dir={}", store.path().display());
     let job = || endless().set(&dir);
     let refused = |cluster: &Cluster, problem: &str| {
-        let mut serve = std::process::Command::new(binary("baton-coordinator"));
-        serve.arg("serve").arg("--recipe").arg(cluster.recipe());
-        serve.args(cluster.overrides().iter().flat_map(|entry| ["--set", entry]));
-        serve.arg("--run-dir").arg(cluster.run_dir()).args(["--listen", "127.0.0.1:0"]);
-        let ended = serve.output().unwrap();
-        let text = String::from_utf8_lossy(&ended.stderr);
-        assert_eq!(ended.status.code(), Some(i32::from(exit::BAD_INPUT)), "{text}");
+        let (code, text) = serve_to_the_end(cluster);
+        assert_eq!(code, Some(i32::from(exit::BAD_INPUT)), "{text}");
         assert!(text.contains(problem), "{text}");
     };
     let mut first = job();
