@@ -30,7 +30,7 @@ use crate::{
 const SLOW_STORE: Duration = Duration::from_secs(5);
 
 /// How long a job whose ranks hold no state waits for a store that refuses its generations.
-const STORE_PATIENCE: Duration = Duration::from_secs(600);
+const STORE_TIMEOUT: Duration = Duration::from_secs(600);
 
 /// A generation whose fence is being raised.
 #[derive(Clone, Debug)]
@@ -305,7 +305,7 @@ impl Engine {
     }
 
     /// The store refuses the fence. Ranks that run hold state that may be nowhere else, so the job waits for the store. If none
-    /// is known to hold any, it waits [`STORE_PATIENCE`]: agents may be away, and a bucket out of reach for a minute must not
+    /// is known to hold any, it waits [`STORE_TIMEOUT`]: agents may be away, and a bucket out of reach for a minute must not
     /// end a job. Before the first generation nothing is lost by ending it.
     pub(super) fn fence_failed(&mut self, now: Time, failure: Failure) {
         let is_losing = self.lifecycle.is_losing_while_opening();
@@ -315,8 +315,8 @@ impl Engine {
         let before = self.lifecycle.store_outage;
         let since = before.map_or(now, |outage| outage.since);
         let holds_nothing = self.nodes.values().all(|node| node.holders.is_empty());
-        let is_patient = self.lifecycle.may_have_ranks && now.since(since) < STORE_PATIENCE;
-        if holds_nothing && !is_patient {
+        let may_wait = self.lifecycle.may_have_ranks && now.since(since) < STORE_TIMEOUT;
+        if holds_nothing && !may_wait {
             return self.end(now, Outcome::Failed { failure });
         }
         let refusals = before.map_or(0, |outage| outage.refusals).saturating_add(1);

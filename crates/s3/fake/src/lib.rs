@@ -69,11 +69,11 @@ pub struct Server {
 }
 
 #[derive(Clone, Default)]
-struct Bucket(Arc<State>);
+struct Bucket(Arc<BucketState>);
 
 #[derive(Default)]
-struct State {
-    objects: Mutex<BTreeMap<String, Stored>>,
+struct BucketState {
+    objects: Mutex<BTreeMap<String, StoredObject>>,
     uploads: Mutex<BTreeMap<String, BTreeMap<i32, Bytes>>>,
     requests: AtomicUsize,
     fault: Mutex<Option<(Fault, usize)>>,
@@ -81,7 +81,7 @@ struct State {
 }
 
 #[derive(Clone)]
-struct Stored {
+struct StoredObject {
     bytes: Bytes,
     tag: String,
     modified: SystemTime,
@@ -106,7 +106,7 @@ impl Server {
             while let Ok((socket, _)) = listener.accept().await {
                 let (service, state) = (service.clone(), Arc::clone(&state));
                 tokio::spawn(async move {
-                    let connection = TokioIo::new(Connection { socket, state });
+                    let connection = TokioIo::new(FaultyConnection { socket, state });
                     let server = auto::Builder::new(TokioExecutor::new());
                     let _ = server.serve_connection(connection, service).await;
                 });
@@ -165,12 +165,12 @@ impl Drop for Server {
 }
 
 /// A connection that breaks on request.
-struct Connection {
+struct FaultyConnection {
     socket: TcpStream,
-    state: Arc<State>,
+    state: Arc<BucketState>,
 }
 
-impl AsyncRead for Connection {
+impl AsyncRead for FaultyConnection {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -180,7 +180,7 @@ impl AsyncRead for Connection {
     }
 }
 
-impl AsyncWrite for Connection {
+impl AsyncWrite for FaultyConnection {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -206,7 +206,7 @@ impl Bucket {
     async fn handle<T>(
         &self,
         bucket: &str,
-        work: impl FnOnce(&State) -> S3Result<T>,
+        work: impl FnOnce(&BucketState) -> S3Result<T>,
     ) -> S3Result<S3Response<T>> {
         if bucket != BUCKET {
             return Err(s3_error!(NoSuchBucket, "The specified bucket\n does not exist"));
@@ -228,12 +228,12 @@ impl Bucket {
     }
 }
 
-impl State {
+impl BucketState {
     fn store(&self, key: String, bytes: Bytes) -> String {
         let digest = Md5::digest(&bytes);
         let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
         let tag = format!("\"{hex}\"");
-        let stored = Stored { bytes, tag: tag.clone(), modified: SystemTime::now() };
+        let stored = StoredObject { bytes, tag: tag.clone(), modified: SystemTime::now() };
         self.objects.lock().unwrap().insert(key, stored);
         tag
     }
