@@ -18,7 +18,6 @@ use baton_checkpoint::{Claimant, Store};
 use baton_job::{
     Generation, Time,
     engine::{Action, AgentRetry, Engine, Event, Record, Status},
-    exit::Failure,
     ids::Attachment,
     message::{Directive, Hello},
 };
@@ -26,10 +25,11 @@ use tokio::sync::{broadcast, oneshot, watch};
 use tracing::{debug, info, warn};
 
 use crate::{
+    claim::claim,
     clock::{Clock, unix_millis},
-    diagnosis, disk,
+    diagnosis,
     journal::{Journal, LoggedEvent},
-    journal_copy::{self, JournalCopy},
+    journal_copy::JournalCopy,
     mesh_secret::CurrentMeshSecret,
     metrics::JobMetrics,
     traces::Traces,
@@ -154,9 +154,6 @@ pub(crate) struct JobLoop {
     last_reason: String,
     /// Written with the fence of the generations that this loop opens.
     claimant: Claimant,
-    /// Whether this loop has opened a generation.
-    has_claimed: bool,
-    started: Instant,
     mesh_secret: CurrentMeshSecret,
     /// Messages to send once the journal is committed.
     outgoing: Vec<OutgoingMessage>,
@@ -182,8 +179,6 @@ const MAX_INPUTS_PER_ROUND: usize = 4_096;
 /// needs milliseconds, and there are ten thousand heartbeats per second.
 const MAX_SNAPSHOT_AGE: Duration = Duration::from_millis(100);
 
-/// What the journal's copy may lack, and so what a coordinator may miss that is about to continue the job of another one.
-const COPY_LAG: Duration = Duration::from_secs(60);
 /// Longest wait for the copy of the journal when the process ends.
 const LAST_COPY_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -225,8 +220,6 @@ impl JobLoop {
             saved: None,
             last_reason: String::new(),
             claimant,
-            has_claimed: false,
-            started: Instant::now(),
             mesh_secret: CurrentMeshSecret::default(),
             outgoing: Vec::new(),
             new_events: Vec::new(),
@@ -324,12 +317,8 @@ impl JobLoop {
 
     fn handle_event(&mut self, event: Event) -> Result<()> {
         debug!(?event, "event");
-        match &event {
-            Event::Detached { attachment, .. } => {
-                self.outboxes.remove(attachment);
-            }
-            Event::Fenced => self.has_claimed = true,
-            _ => {}
+        if let Event::Detached { attachment, .. } = &event {
+            self.outboxes.remove(attachment);
         }
         for action in self.engine.handle(self.clock.now(), event) {
             debug!(?action, "action");
@@ -387,46 +376,23 @@ impl JobLoop {
         Ok(())
     }
 
-    /// Claims a generation in the store, which may take minutes, on a thread of its own; its answer becomes an input.
+    /// Claims a generation on a thread of its own; the answer becomes an input.
     fn claim(&self, generation: Generation) -> Result<()> {
         let (store, claimant) = (self.store.clone(), self.claimant.clone());
         let (inputs, copy) = (self.own_inputs.clone(), self.copy.clone());
-        let may_be_outdated = !self.has_claimed && self.started.elapsed() > COPY_LAG;
-        let journal = (copy.is_some() && may_be_outdated).then(|| self.journal.entries());
-        let journal = journal.transpose()?;
-        let claim = move || {
-            if let Some(journal) = journal
-                && matches!(journal_copy::is_continued(&store, claimant.job, &journal), Ok(true))
-            {
-                let message = format!(
-                    "another coordinator has continued this job since this one started, with its journal in {}: go on \
-                     there, or start this one again with another --run-dir",
-                    store.location()
-                );
-                let _ = inputs.send(Event::TakenOver { message }.into());
-                return;
+        let is_compared = copy.is_some() && self.engine.may_be_outdated(self.clock.now());
+        let compared = is_compared.then(|| self.journal.entries()).transpose()?;
+        let claims = move || {
+            let answer = claim(&store, generation, &claimant, compared.as_deref());
+            if let (Event::Fenced, Some(copy)) = (&answer, copy) {
+                copy.hold(generation);
             }
-            let answer = match store.claim(generation, &claimant) {
-                Ok(()) => {
-                    copy.inspect(|copy| copy.hold(generation));
-                    Event::Fenced
-                }
-                Err(error @ baton_checkpoint::Error::TakenOver { .. }) => {
-                    Event::TakenOver { message: error.to_string() }
-                }
-                Err(error) => {
-                    let class = disk::store_failure(&error).class;
-                    let failure = Failure { class, message: error.to_string() };
-                    warn!(%generation, %failure, "the checkpoint store refuses the generation");
-                    Event::FenceFailed { failure }
-                }
-            };
             // The loop may have ended.
             let _ = inputs.send(answer.into());
         };
         thread::Builder::new()
             .name("fence".to_owned())
-            .spawn(claim)
+            .spawn(claims)
             .context("cannot start a thread")?;
         Ok(())
     }

@@ -284,6 +284,7 @@ struct Copier {
 impl Copier {
     fn run(mut self, tasks: &Receiver<CopyTask>) {
         let mut retry: Option<Instant> = None;
+        let mut reported: Option<Instant> = None;
         let mut pause = FIRST_PAUSE;
         let mut has_stopped = false;
         loop {
@@ -334,7 +335,9 @@ impl Copier {
                     self.waiting.clear();
                 }
                 Err(error) => {
-                    if retry.is_none() {
+                    // A store that fails and recovers all the time is one problem.
+                    if retry.is_none() && reported.is_none_or(|at| at.elapsed() > LONGEST_PAUSE) {
+                        reported = Some(Instant::now());
                         self.problems.lock().push(format!(
                             "the journal cannot be copied into the checkpoint store, and is tried again until it can: {error}"
                         ));
@@ -488,38 +491,21 @@ impl Copier {
 }
 
 #[cfg(test)]
-mod tests {
-    use baton_job::{engine::JobOrigin, message::Restore};
-
+pub(crate) mod kit {
     use super::*;
 
-    fn entry(kind: EntryKind, key: u64) -> JournalEntry {
+    pub(crate) const JOB: JobId = JobId(Uuid::nil());
+    pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
+
+    pub(super) fn entry(kind: EntryKind, key: u64) -> JournalEntry {
         JournalEntry { kind, key, json: format!("{{\"number\":{key}}}") }
     }
 
-    fn records_of(keys: std::ops::Range<u64>) -> Vec<JournalEntry> {
+    pub(crate) fn records_of(keys: std::ops::Range<u64>) -> Vec<JournalEntry> {
         keys.map(|key| entry(EntryKind::Record, key)).collect()
     }
 
-    const JOB: JobId = JobId(Uuid::nil());
-
-    fn folder_store(folder: &tempfile::TempDir) -> Store {
-        Store::open(folder.path().to_str().unwrap()).unwrap()
-    }
-
-    fn read(store: &Store) -> Result<Vec<JournalEntry>, Error> {
-        super::read(store, JOB, &store.journal_parts(JOB)?)
-    }
-
-    const TIMEOUT: Duration = Duration::from_secs(60);
-
-    fn start(folder: &tempfile::TempDir, committed: Vec<JournalEntry>) -> JournalCopy {
-        let copy = JournalCopy::start(folder_store(folder), claimant(), committed).unwrap();
-        copy.hold(Generation(1));
-        copy
-    }
-
-    fn claimant() -> Claimant {
+    pub(crate) fn claimant() -> Claimant {
         Claimant {
             owner: String::new(),
             job: JOB,
@@ -528,6 +514,33 @@ mod tests {
             host: String::new(),
             run_dir: String::new(),
         }
+    }
+
+    pub(super) fn folder_store(folder: &tempfile::TempDir) -> Store {
+        Store::open(folder.path().to_str().unwrap()).unwrap()
+    }
+
+    /// A copy that is written from now on.
+    pub(super) fn start(folder: &tempfile::TempDir, committed: Vec<JournalEntry>) -> JournalCopy {
+        let copy = JournalCopy::start(folder_store(folder), claimant(), committed).unwrap();
+        copy.hold(Generation(1));
+        copy
+    }
+
+    /// Puts a copy of these entries into the store.
+    pub(crate) fn copied(folder: &tempfile::TempDir, committed: Vec<JournalEntry>) {
+        assert!(start(folder, committed).flush(TIMEOUT));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_job::{engine::JobOrigin, message::Restore};
+
+    use super::{kit::*, *};
+
+    fn read(store: &Store) -> Result<Vec<JournalEntry>, Error> {
+        super::read(store, JOB, &store.journal_parts(JOB)?)
     }
 
     #[test]

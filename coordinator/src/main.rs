@@ -10,6 +10,7 @@
 mod args;
 mod begin;
 mod body_deadline;
+mod claim;
 mod clock;
 mod diagnosis;
 mod disk;

@@ -27,6 +27,11 @@ fn endless() -> Cluster {
     Cluster::endless().set("checkpoint.every_steps=50")
 }
 
+/// One whose checkpoints are outside of the run folder.
+fn endless_in(store: &tempfile::TempDir) -> Cluster {
+    endless().set(&format!("checkpoint.dir={}", store.path().display()))
+}
+
 #[tokio::test]
 async fn every_number_of_ranks_ends_with_the_same_bits() {
     let one = Cluster::new().run_to_the_end(1).await;
@@ -313,8 +318,7 @@ async fn of_two_coordinators_on_one_store_the_older_is_fenced_and_ends_permanent
 #[tokio::test]
 async fn a_job_goes_on_with_its_history_when_its_run_folder_is_lost() {
     let store = tempfile::tempdir().unwrap();
-    let dir = format!("checkpoint.dir={}", store.path().display());
-    let mut first = endless().set(&dir);
+    let mut first = endless_in(&store);
     first.start_coordinator(&[]).await;
     first.start_agent("node", 2);
     let mut events = first.events().await;
@@ -328,7 +332,7 @@ async fn a_job_goes_on_with_its_history_when_its_run_folder_is_lost() {
     first.kill_agent(0).await;
     drop(first);
 
-    let mut second = endless().set(&dir);
+    let mut second = endless_in(&store);
     second.start_coordinator(&[]).await;
     second.start_agent("another", 1);
     let mut events = second.events().await;
@@ -351,13 +355,12 @@ async fn a_job_goes_on_with_its_history_when_its_run_folder_is_lost() {
 #[tokio::test]
 async fn a_coordinator_without_agents_does_not_disturb_the_copy_of_another_one_s_journal() {
     let store = tempfile::tempdir().unwrap();
-    let dir = format!("checkpoint.dir={}", store.path().display());
-    let mut first = endless().set(&dir);
+    let mut first = endless_in(&store);
     first.start_coordinator(&[]).await;
     first.start_agent("node", 2);
     let mut events = first.events().await;
     events.saved_at(1).await;
-    let mut idle = endless().set(&dir);
+    let mut idle = endless_in(&store);
     idle.start_coordinator(&[]).await;
     kill(first.rank_pids(0)[1]);
     events.next_of(Kind::Recovered).await;
@@ -367,7 +370,7 @@ async fn a_coordinator_without_agents_does_not_disturb_the_copy_of_another_one_s
     first.end().await;
     drop(first);
 
-    let mut third = endless().set(&dir);
+    let mut third = endless_in(&store);
     third.start_coordinator(&[]).await;
     third.start_agent("another", 1);
     third.new_events().await.next_of(Kind::TrainingStarted).await;
@@ -380,8 +383,7 @@ async fn a_coordinator_without_agents_does_not_disturb_the_copy_of_another_one_s
 #[tokio::test]
 async fn what_the_copy_of_a_journal_cannot_tell_is_refused_where_it_matters() {
     let store = tempfile::tempdir().unwrap();
-    let dir = format!("checkpoint.dir={}", store.path().display());
-    let job = || endless().set(&dir);
+    let job = || endless_in(&store);
     let refused = |cluster: &Cluster, problem: &str| {
         let (code, text) = serve_to_the_end(cluster);
         assert_eq!(code, Some(i32::from(exit::BAD_INPUT)), "{text}");

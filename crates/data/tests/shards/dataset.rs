@@ -7,13 +7,13 @@ use baton_data::{
     shards,
     write::{Field, FieldKind, Value, Writer},
 };
+use baton_fake_s3::Server;
 use baton_recipe::spec::{Augment, Order, Resize};
 use tempfile::TempDir;
 
 use crate::{
     kit::{key, options, source},
     proxy::Proxy,
-    server::Server,
 };
 
 const SHARDS: u8 = 8;

@@ -150,7 +150,7 @@ fn an_object_replaced_during_its_download_is_refused() {
     for ignores_conditions in [false, true] {
         let kit = Kit::new(1, 1);
         let bucket = kit.server.bucket.clone();
-        bucket.ignores_conditions.store(ignores_conditions, Ordering::Relaxed);
+        bucket.ignores_conditions(ignores_conditions);
         kit.proxy.inject(move |request| {
             if starts_part(request, 1) {
                 bucket.put(&key(0), contents(5));
@@ -176,7 +176,7 @@ fn a_permanently_failing_store_gives_one_clear_error() {
 
     let message = shards.local(0).unwrap_err().to_string();
 
-    let start = "cannot fetch s3://data/set/train-0.beton: the store responded with SlowDown: \
+    let start = "cannot fetch s3://bucket/set/train-0.beton: the store responded with SlowDown: \
                  Please reduce your request rate. (4 attempts in ";
     assert!(message.starts_with(start), "{message}");
     assert!(message.ends_with("check AWS_ENDPOINT_URL, the network, and the status of the store"));

@@ -8,12 +8,10 @@ use std::{
 };
 
 use baton_data::shards::{Options, RetryPolicy, ShardSet};
+use baton_fake_s3::{ACCESS_KEY, BUCKET, SECRET_KEY, Server};
 use tempfile::TempDir;
 
-use crate::{
-    proxy::Proxy,
-    server::{ACCESS_KEY, BUCKET, SECRET_KEY, Server},
-};
+use crate::proxy::Proxy;
 
 /// Size of every shard in these tests, bytes.
 pub(crate) const SHARD: usize = 200_000;

@@ -6,12 +6,10 @@ use baton_data::{
     Error, FileFault,
     shards::{Options, Remedy, ShardSet},
 };
+use baton_fake_s3::BUCKET;
 use tempfile::TempDir;
 
-use crate::{
-    kit::{Kit, contents, key, source},
-    server::BUCKET,
-};
+use crate::kit::{Kit, contents, key, source};
 
 fn names(shards: &ShardSet) -> Vec<String> {
     (0..shards.len()).map(|shard| shards.name(shard).to_owned()).collect()
@@ -28,7 +26,7 @@ fn a_pattern_finds_its_objects_in_the_order_of_their_names() {
     let shards = kit.open();
 
     let found =
-        ["train-0", "train-1", "train-10"].map(|name| format!("s3://data/set/{name}.beton"));
+        ["train-0", "train-1", "train-10"].map(|name| format!("s3://bucket/set/{name}.beton"));
     assert_eq!(names(&shards), found);
     assert!(shards.is_remote());
 }
@@ -40,7 +38,7 @@ fn a_folder_or_a_single_object_can_be_the_source() {
     let open = |key: &str| ShardSet::open(&format!("s3://{BUCKET}/{key}"), &kit.options).unwrap();
 
     assert_eq!(open("set/").len(), 2);
-    assert_eq!(names(&open("set/train-1.beton")), ["s3://data/set/train-1.beton"]);
+    assert_eq!(names(&open("set/train-1.beton")), ["s3://bucket/set/train-1.beton"]);
     assert_eq!(open("s?t/*-[01].beton").len(), 2);
 }
 
@@ -91,7 +89,7 @@ fn a_shard_that_is_not_a_beton_file_is_reported() {
     let error = kit.open().samples().unwrap_err();
 
     assert!(matches!(error, Error::File { fault: FileFault::Version(3), .. }), "{error}");
-    assert!(error.to_string().starts_with("s3://data/set/train-1.beton: "), "{error}");
+    assert!(error.to_string().starts_with("s3://bucket/set/train-1.beton: "), "{error}");
 }
 
 #[test]
@@ -100,13 +98,13 @@ fn if_nothing_matches_the_message_lists_existing_names() {
     let message = |source: &str| ShardSet::open(source, &kit.options).unwrap_err().to_string();
 
     assert_eq!(
-        message("s3://data/set/trian-*.beton"),
-        "nothing matches \"s3://data/set/trian-*.beton\": \
-         s3://data/set has \"train-0.beton\", \"train-1.beton\""
+        message("s3://bucket/set/trian-*.beton"),
+        "nothing matches \"s3://bucket/set/trian-*.beton\": \
+         s3://bucket/set has \"train-0.beton\", \"train-1.beton\""
     );
     assert_eq!(
-        message("s3://data/sett/train-0.beton"),
-        "nothing matches \"s3://data/sett/train-0.beton\": s3://data/ has \"set/\""
+        message("s3://bucket/sett/train-0.beton"),
+        "nothing matches \"s3://bucket/sett/train-0.beton\": s3://bucket/ has \"set/\""
     );
 }
 
@@ -122,7 +120,7 @@ fn wrong_credentials_give_one_clear_error_immediately() {
         assert!(matches!(error, Error::Store { remedy: Remedy::Credentials, .. }), "{error:?}");
         let message = error.to_string();
         assert!(
-            message.starts_with("cannot list s3://data/set: the store responded with"),
+            message.starts_with("cannot list s3://bucket/set: the store responded with"),
             "{message}"
         );
         assert!(
@@ -183,7 +181,7 @@ fn a_shard_larger_than_the_cache_is_refused_before_training() {
 
     assert_eq!(
         error.to_string(),
-        "s3://data/set/train-0.beton has 200000 bytes, but the shard cache may hold only 199999: \
+        "s3://bucket/set/train-0.beton has 200000 bytes, but the shard cache may hold only 199999: \
          raise data.cache_gib to twice the largest shard or more, or write smaller shards"
     );
 }

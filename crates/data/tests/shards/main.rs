@@ -9,4 +9,3 @@ mod kit;
 mod listing;
 mod processes;
 mod proxy;
-mod server;

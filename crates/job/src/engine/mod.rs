@@ -126,6 +126,8 @@ pub struct Engine {
     spec: Arc<JobSpec>,
     origin: JobOrigin,
     policy: Policy,
+    /// When this coordinator started.
+    started: Time,
     nodes: Nodes,
     lifecycle: Lifecycle,
     results: Results,
@@ -182,6 +184,7 @@ impl Engine {
     fn blank(spec: &JobSpec, origin: JobOrigin, now: Time) -> Self {
         Self {
             policy: Policy::new(spec),
+            started: now,
             nodes: Nodes::default(),
             lifecycle: Lifecycle::new(origin.first_generation, now),
             results: Results::default(),
@@ -236,7 +239,7 @@ impl Engine {
             Event::FenceFailed { failure } => self.fence_failed(now, failure),
             Event::TakenOver { message } => self.taken_over(now, message),
             Event::JournalNotCopied { problem } => {
-                self.note(now, JobEventKind::StoreUnavailable, problem);
+                self.publish(JobEventKind::StoreUnavailable, problem);
             }
             Event::Tick => {}
         }

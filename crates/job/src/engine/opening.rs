@@ -32,6 +32,9 @@ const SLOW_STORE: Duration = Duration::from_secs(5);
 /// How long a job whose ranks hold no state waits for a store that refuses its generations.
 const STORE_TIMEOUT: Duration = Duration::from_secs(600);
 
+/// What a journal may lack that was copied from the store, because the coordinator before copied it a moment ago.
+const COPY_LAG: Duration = Duration::from_secs(60);
+
 /// A generation whose fence is being raised.
 #[derive(Clone, Debug)]
 pub(super) struct GenerationOpening {
@@ -88,6 +91,13 @@ impl Engine {
         if outage.and_then(|outage| outage.retry_at).is_none() {
             self.raise_fence(now, Some(cause));
         }
+    }
+
+    /// Whether the journal may be out of date because another coordinator has continued the job since this one started, which
+    /// has opened no generation. Then it must not open one before it has compared its journal with the copy in the store.
+    #[must_use]
+    pub fn may_be_outdated(&self, now: Time) -> bool {
+        !self.lifecycle.may_have_ranks && now.since(self.started) > COPY_LAG
     }
 
     fn raise_fence(&mut self, now: Time, change: Option<NodeChangeCause>) {
@@ -200,7 +210,7 @@ impl Engine {
         let (generation, seconds) = (opening.generation, SLOW_STORE.as_secs());
         let is_training = matches!(self.lifecycle.phase, Phase::Training { .. });
         let what = match is_training {
-            true => "training goes on with the same nodes",
+            true => "training continues with the same nodes",
             false => "ranks that run keep their state",
         };
         let text = format!(
@@ -235,19 +245,17 @@ impl Engine {
         let is_possible = self.is_possible(&opening);
         let is_left_behind = |node: &NodeId| !is_possible || !opening.world.includes(node);
         let world = self.lifecycle.world();
-        let mut away = world.into_iter().flat_map(|world| self.nodes.all_disconnected_in(world));
-        if let Some(node) = away.find(|node| is_left_behind(node)) {
-            let reason = format!("waiting for node {node}, which is disconnected");
-            drop(away);
+        let left_behind = world.and_then(|world| {
+            self.nodes.all_disconnected_in(world).find(|node| is_left_behind(node)).cloned()
+        });
+        if let Some(node) = left_behind {
             if self.lifecycle.training_world().is_none() {
-                self.lifecycle.reason = reason;
+                self.lifecycle.reason = format!("waiting for node {node}, which is disconnected");
             }
             self.lifecycle.opening = Some(opening);
             return;
         }
-        drop(away);
-        let is_done = |world: &World| world.has(MemberKind::Done);
-        if self.lifecycle.training_world().is_some_and(is_done) {
+        if self.lifecycle.training_world().is_some_and(|world| world.has(MemberKind::Done)) {
             // The last checkpoint is committed. If another rank is lost before it is done too, the generation opens then.
             return;
         }
@@ -327,7 +335,7 @@ impl Engine {
         let is_training = matches!(self.lifecycle.phase, Phase::Training { .. });
         let what = match is_training {
             true => {
-                "training goes on with the same nodes until the checkpoint store can be written"
+                "training continues with the same nodes until the checkpoint store can be written"
             }
             false => {
                 "the next generation waits for the checkpoint store; ranks that run keep their state"

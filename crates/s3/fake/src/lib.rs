@@ -7,6 +7,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     future::pending,
     io,
+    net::SocketAddr,
     pin::Pin,
     sync::{
         Arc, Mutex,
@@ -42,9 +43,12 @@ use tokio::{
     runtime::Runtime,
 };
 
-const BUCKET: &str = "checkpoints";
-const ACCESS_KEY: &str = "writer";
-const SECRET_KEY: &str = "secret of the writer";
+/// The only bucket.
+pub const BUCKET: &str = "bucket";
+/// The only user.
+pub const ACCESS_KEY: &str = "user";
+/// The user's secret.
+pub const SECRET_KEY: &str = "secret of the user";
 /// Maximum number of entries in one page of a listing.
 const PAGE_ENTRIES: usize = 3;
 
@@ -63,13 +67,16 @@ pub enum Fault {
 
 /// The server; it ends when it is dropped.
 pub struct Server {
-    endpoint: String,
-    bucket: Bucket,
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// Its bucket.
+    pub bucket: Bucket,
     runtime: Option<Runtime>,
 }
 
+/// The bucket of a server; clones refer to the same one.
 #[derive(Clone, Default)]
-struct Bucket(Arc<BucketState>);
+pub struct Bucket(Arc<BucketState>);
 
 #[derive(Default)]
 struct BucketState {
@@ -78,6 +85,7 @@ struct BucketState {
     requests: AtomicUsize,
     fault: Mutex<Option<(Fault, usize)>>,
     cuts_next_response: AtomicBool,
+    ignores_conditions: AtomicBool,
 }
 
 #[derive(Clone)]
@@ -95,7 +103,7 @@ impl Server {
         // Tests that are asynchronous start it too, so nothing may block on the runtime.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         listener.set_nonblocking(true).unwrap();
-        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let address = listener.local_addr().unwrap();
         let bucket = Bucket::default();
         let mut builder = S3ServiceBuilder::new(bucket.clone());
         builder.set_auth(SimpleAuth::from_single(ACCESS_KEY, SECRET_KEY));
@@ -112,7 +120,7 @@ impl Server {
                 });
             }
         });
-        Self { endpoint, bucket, runtime: Some(runtime) }
+        Self { address, bucket, runtime: Some(runtime) }
     }
 
     /// From now on every `every`-th request gets the fault.
@@ -128,8 +136,9 @@ impl Server {
     /// Environment variables for processes that use this server.
     #[must_use]
     pub fn environment(&self) -> Vec<(String, String)> {
+        let endpoint = format!("http://{}", self.address);
         let variables = [
-            ("AWS_ENDPOINT_URL", self.endpoint.as_str()),
+            ("AWS_ENDPOINT_URL", endpoint.as_str()),
             ("AWS_ACCESS_KEY_ID", ACCESS_KEY),
             ("AWS_SECRET_ACCESS_KEY", SECRET_KEY),
         ];
@@ -202,6 +211,28 @@ impl AsyncWrite for FaultyConnection {
 }
 
 impl Bucket {
+    /// Stores an object with the tag that S3 computes for an upload in one request.
+    pub fn put(&self, key: &str, bytes: impl Into<Bytes>) {
+        self.0.store(key.to_owned(), bytes.into());
+    }
+
+    /// Stores an object with the tag that S3 computes for an upload in parts of this size.
+    pub fn put_in_parts(&self, key: &str, bytes: Vec<u8>, part_bytes: usize) {
+        let digests: Vec<_> = bytes.chunks(part_bytes).flat_map(Md5::digest).collect();
+        let tag = format!("{}-{}", hex(&Md5::digest(digests)), bytes.chunks(part_bytes).count());
+        self.put_tagged(key, bytes, &tag);
+    }
+
+    /// Stores an object with a given tag.
+    pub fn put_tagged(&self, key: &str, bytes: Vec<u8>, tag: &str) {
+        self.0.store_tagged(key.to_owned(), bytes.into(), tag);
+    }
+
+    /// Whether it ignores `If-Match`, as some servers do.
+    pub fn ignores_conditions(&self, ignores: bool) {
+        self.0.ignores_conditions.store(ignores, Ordering::Relaxed);
+    }
+
     /// Handles a request, or injects a fault.
     async fn handle<T>(
         &self,
@@ -230,13 +261,20 @@ impl Bucket {
 
 impl BucketState {
     fn store(&self, key: String, bytes: Bytes) -> String {
-        let digest = Md5::digest(&bytes);
-        let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-        let tag = format!("\"{hex}\"");
+        let tag = hex(&Md5::digest(&bytes));
+        self.store_tagged(key, bytes, &tag)
+    }
+
+    fn store_tagged(&self, key: String, bytes: Bytes, tag: &str) -> String {
+        let tag = format!("\"{tag}\"");
         let stored = StoredObject { bytes, tag: tag.clone(), modified: SystemTime::now() };
         self.objects.lock().unwrap().insert(key, stored);
         tag
     }
+}
+
+fn hex(digest: &[u8]) -> String {
+    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 async fn read(body: Option<StreamingBlob>) -> S3Result<Bytes> {
@@ -339,6 +377,10 @@ impl S3 for Bucket {
         self.handle(&input.bucket, |state| {
             let stored = state.objects.lock().unwrap().get(&input.key).cloned();
             let stored = stored.ok_or_else(|| s3_error!(NoSuchKey, "no such key"))?;
+            let heeds_conditions = !state.ignores_conditions.load(Ordering::Relaxed);
+            if heeds_conditions && input.if_match.is_some_and(|tag| tag != stored.tag) {
+                return Err(s3_error!(PreconditionFailed, "a condition does not hold"));
+            }
             let size = stored.bytes.len() as u64;
             let range = input.range.map(|range| range.check(size)).transpose()?;
             let content_range = range

@@ -128,7 +128,7 @@ fn training_goes_on_while_a_change_of_nodes_waits_for_the_store() {
     assert_eq!(
         reported(&actions),
         [
-            "training goes on with the same nodes until the checkpoint store can be written: the disk is full; free space"
+            "training continues with the same nodes until the checkpoint store can be written: the disk is full; free space"
         ]
     );
     let status = engine.status();
@@ -241,7 +241,7 @@ fn a_store_that_does_not_answer_is_reported_once() {
 
     let actions = engine.handle(at(11.0), Event::Tick);
 
-    let text = "generation 2 waits for the checkpoint store, which has not answered for 5 s; training goes on with the same \
+    let text = "generation 2 waits for the checkpoint store, which has not answered for 5 s; training continues with the same \
                 nodes";
     assert_eq!(published(&actions, JobEventKind::StoreUnavailable), [text]);
     assert_eq!(engine.deadline(), None);
@@ -475,6 +475,16 @@ fn a_process_that_is_ready_and_dies_while_the_store_is_slow_gets_its_time_again(
     engine.handle(at(40.0), Event::Reported { node: node(2), attachment, report });
 
     assert_eq!(engine.deadline(), Some(at(60.0)));
+}
+
+#[test]
+fn a_journal_is_out_of_date_if_the_first_generation_comes_late() {
+    let mut engine = gathering(1);
+    assert!(!engine.may_be_outdated(at(60.0)));
+    assert!(engine.may_be_outdated(at(61.0)));
+    attach(&mut engine, at(61.0), 0, 1, None);
+    assert!(!engine.may_be_outdated(at(1000.0)), "it has opened one");
+    assert!(!reattaching(&[1]).may_be_outdated(at(1000.0)), "so has the one before");
 }
 
 #[test]
