@@ -32,6 +32,18 @@ pub(crate) struct Args {
     pub(crate) insecure: bool,
     #[command(flatten)]
     pub(crate) access: ServerFiles,
+    /// Name or address of this machine by which agents and tools reach it; with the port it is written into the checkpoint
+    /// store, where they find it.
+    #[arg(long, value_name = "HOST")]
+    pub(crate) host: Option<String>,
+    /// Continue the job of this checkpoint store, a folder or s3://BUCKET/PREFIX, whose coordinator is lost with its machine.
+    /// Ranks that run keep their state. Agents start this by themselves: `cluster.standby`.
+    #[arg(long, value_name = "STORE", requires = "host",
+          conflicts_with_all = ["recipe", "resume", "no_auto_resume", "allow_recipe_change"])]
+    pub(crate) take_over: Option<String>,
+    /// Take over only from the coordinator whose lease has this number.
+    #[arg(long, value_name = "LEASE", requires = "take_over")]
+    pub(crate) after: Option<u64>,
     /// Start a new run from this checkpoint: the name of a folder in the store, or a path.
     #[arg(long, value_name = "CHECKPOINT", conflicts_with = "no_auto_resume")]
     pub(crate) resume: Option<String>,

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    net::SocketAddr,
     path::{self, Path, PathBuf},
     sync::Arc,
     thread::{self, JoinHandle},
@@ -10,12 +11,12 @@ use std::{
 
 use baton_access::bounded::{MAX_RECIPE_BYTES, read_text};
 use baton_checkpoint::{
-    BucketAccess, CheckpointReference, Claimant, EntryState, Error as StoreError, ResumePoint,
-    Store,
+    BucketAccess, CheckpointReference, Claimant, EntryState, Error as StoreError, Lease,
+    ResumePoint, Store,
 };
 use baton_job::{
     Generation, JobId,
-    engine::{Engine, JobOrigin, Record},
+    engine::{Engine, Event, JobOrigin, RanksOfLostJob, Record},
     exit::{Failure, Outcome, bad_input, crash},
     message::Restore,
 };
@@ -25,9 +26,10 @@ use crate::{
     args::Args,
     clock::Clock,
     disk,
-    job::JobLoop,
+    job::{Apart, JobLoop},
     journal::Journal,
     journal_copy::{self, JournalCopy},
+    lease::HeldLease,
     metrics::JobMetrics,
     served::ServedJob,
     traces::{Timeline, Traces},
@@ -36,13 +38,19 @@ use crate::{
 /// A job being served, and the thread of its loop.
 pub(crate) struct RunningJob {
     pub(crate) served: Arc<ServedJob>,
-    pub(crate) thread: JoinHandle<anyhow::Result<()>>,
+    pub(crate) thread: JoinHandle<anyhow::Result<Option<Failure>>>,
 }
 
-/// Resumes the job of the run folder, or starts a new one.
-pub(crate) fn begin(args: &Args, spec: JobSpec) -> Result<RunningJob, Failure> {
+/// Resumes the job of the run folder, or starts a new one. `address` is the one that this coordinator serves on.
+pub(crate) fn begin(
+    args: &Args,
+    spec: JobSpec,
+    address: SocketAddr,
+) -> Result<RunningJob, Failure> {
     let clock = Clock::start();
-    let PreparedJob { engine, journal, store, records } = prepare(args, &spec, clock)?;
+    let place = Place::of(args, address)?;
+    let PreparedJob { engine, journal, store, records, lease, moved } =
+        prepare(args, &spec, &place, clock)?;
     let collector = args.otlp_endpoint.as_ref();
     let traces = collector.map(|at| traces(at, &engine, &journal, &records)).transpose()?;
     let metrics = JobMetrics::open(&args.run_dir).map_err(|error| {
@@ -55,22 +63,24 @@ pub(crate) fn begin(args: &Args, spec: JobSpec) -> Result<RunningJob, Failure> {
     let job_id = engine.origin().job;
     let store_location = store.location().to_owned();
     tracing::info!(job = %job_id, recipe = %spec.to_json(), "serving");
-    let claimant = Claimant {
-        owner: uuid::Uuid::new_v4().to_string(),
-        job: job_id,
-        name: spec.name.clone(),
-        recipe: spec.to_json(),
-        host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-        run_dir: path::absolute(&args.run_dir).map_err(crash)?.display().to_string(),
-    };
-    let run_dir = args.run_dir.clone();
-    let copy = copy(args, &spec, &journal, &claimant);
-    if let Some(copy) = copy.as_ref().filter(|_| may_have_ranks(&records)) {
-        copy.hold(engine.generation());
+    let apart = is_apart(&spec, &args.run_dir)
+        .then(|| apart(args, &spec, &journal, place.lease(job_id), lease));
+    let apart = apart.and_then(|apart| {
+        apart.inspect_err(|error| tracing::warn!("the journal is not copied: {error:#}")).ok()
+    });
+    if let Some(apart) = apart.as_ref().filter(|_| may_have_ranks(&records)) {
+        apart.copy.begin();
     }
+    let Place { owner, host, run_dir, .. } = place;
+    let recipe = spec.to_json();
+    let claimant = Claimant { owner, job: job_id, name: spec.name.clone(), recipe, host, run_dir };
     let claim = (store, claimant);
+    let run_dir = args.run_dir.clone();
     let (job_loop, job) =
-        JobLoop::new(engine, (journal, copy), claim, run_dir, clock, metrics.clone(), traces);
+        JobLoop::new(engine, (journal, apart), claim, run_dir, clock, metrics.clone(), traces);
+    if let Some(text) = moved {
+        job.send(Event::CoordinatorMoved { text }.into());
+    }
     let thread = thread::Builder::new()
         .name("job".to_owned())
         .spawn(move || job_loop.run())
@@ -79,13 +89,71 @@ pub(crate) fn begin(args: &Args, spec: JobSpec) -> Result<RunningJob, Failure> {
     Ok(RunningJob { served: Arc::new(served), thread })
 }
 
+/// This coordinator's process, and where it runs.
+struct Place {
+    /// Random identity of the process.
+    owner: String,
+    host: String,
+    run_dir: String,
+    /// URL at which others reach it.
+    address: Option<String>,
+}
+
+impl Place {
+    fn of(args: &Args, address: SocketAddr) -> Result<Self, Failure> {
+        let scheme = if args.access.tls_cert.is_some() { "https" } else { "http" };
+        let address = |host: &String| format!("{scheme}://{}:{}", in_url(host), address.port());
+        Ok(Self {
+            owner: uuid::Uuid::new_v4().to_string(),
+            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
+            run_dir: path::absolute(&args.run_dir).map_err(crash)?.display().to_string(),
+            address: args.host.as_ref().map(address),
+        })
+    }
+
+    fn lease(&self, job: JobId) -> Lease {
+        let Self { owner, host, run_dir, address } = self;
+        Lease {
+            owner: owner.clone(),
+            job,
+            host: host.clone(),
+            run_dir: run_dir.clone(),
+            address: address.clone(),
+            ..Lease::default()
+        }
+    }
+}
+
+/// A host as a part of a URL.
+fn in_url(host: &str) -> String {
+    if host.contains(':') { format!("[{host}]") } else { host.to_owned() }
+}
+
 /// The recipe given by the flags, or the recipe of the job that was submitted to this run folder before.
 pub(crate) fn recipe(args: &Args) -> Result<Option<JobSpec>, Failure> {
+    if let Some(location) = &args.take_over {
+        return recipe_of_last_job(location).map(Some);
+    }
     if let Some(path) = &args.recipe {
         return read_recipe(path, &args.overrides).map(Some);
     }
     let path = submitted_recipe(&args.run_dir);
     if path.exists() { read_recipe(&path, &[]).map(Some) } else { Ok(None) }
+}
+
+/// The recipe of the job that used this store last.
+fn recipe_of_last_job(location: &str) -> Result<JobSpec, Failure> {
+    let failure = |error: StoreError| disk::store_failure(&error);
+    let store = Store::open_existing_with(location, &store_access()).map_err(failure)?;
+    let claimant = store.claimant(store.fence().map_err(failure)?).map_err(failure)?;
+    let claimant = claimant.ok_or_else(|| {
+        bad_input(format!("--take-over: no job has trained in the checkpoint store {location}"))
+    })?;
+    let mut spec = JobSpec::from_json(&claimant.recipe).map_err(|error| {
+        bad_input(format!("--take-over: the recipe of {claimant} in {location}: {error}"))
+    })?;
+    location.clone_into(&mut spec.checkpoint.dir);
+    Ok(spec)
 }
 
 /// Stores the recipe of a submitted job, so that a restarted coordinator finds it.
@@ -115,6 +183,19 @@ struct PreparedJob {
     store: Store,
     /// Records read from the journal.
     records: Vec<Record>,
+    lease: LeaseAtStart,
+    /// From where to where the job's coordinator has moved, for people.
+    moved: Option<String>,
+}
+
+/// The lease of a store when a coordinator starts.
+enum LeaseAtStart {
+    /// Ranks may run, so nobody waits for the store.
+    Unread,
+    /// Number of the newest one; 0 if there is none.
+    Newest(u64),
+    /// The one that this coordinator has taken.
+    Taken(Lease),
 }
 
 fn traces(
@@ -130,7 +211,12 @@ fn traces(
 }
 
 /// Opens the store and the journal, and resumes the job in them or starts a new one.
-fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Failure> {
+fn prepare(
+    args: &Args,
+    spec: &JobSpec,
+    place: &Place,
+    clock: Clock,
+) -> Result<PreparedJob, Failure> {
     let path = args.run_dir.join("journal.redb");
     let new_run = args.no_auto_resume || args.resume.is_some();
     let open = |path: &Path| {
@@ -147,6 +233,23 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Fai
     }
     let (mut journal, mut records) = open(&path)?;
     let store = open_store(spec, &args.run_dir, !new_run && may_have_ranks(&records))?;
+    let (mut lease, mut moved) = (LeaseAtStart::Unread, None);
+    if args.take_over.is_some() {
+        let (taken, text) = take_lease(args, place, &store)?;
+        (lease, moved) = (LeaseAtStart::Taken(taken), Some(text));
+        let continued = continue_lost_job(&mut journal, spec, &store, RanksOfLostJob::MayRun)?;
+        records = continued;
+        if records.is_empty() {
+            return Err(bad_input(format!(
+                "--take-over: {} has no journal of a job that can continue",
+                store.location()
+            )));
+        }
+    } else if !may_have_ranks(&records) {
+        // Before the journal's copy is read: who takes a lease later has continued the job.
+        let newest = store.lease().map_err(|error| disk::store_failure(&error))?;
+        lease = LeaseAtStart::Newest(newest.map_or(0, |newest| newest.number));
+    }
     let may_be_replaced = args.no_auto_resume || args.allow_recipe_change;
     if (new_run || records.is_empty()) && !may_be_replaced {
         refuse_store_of_another_recipe(spec, &store)?;
@@ -156,12 +259,15 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Fai
         set_aside(&path)?;
         (journal, records) = open(&path)?;
     }
-    if !new_run {
+    if !new_run && args.take_over.is_none() {
         // Ranks that may run must not wait for the store; the fence ends an older journal.
         if !may_have_ranks(&records) && is_apart(spec, &args.run_dir) {
             match job_of(&records) {
                 Some(job) => refuse_older_folder(&journal, job, &store)?,
-                None => records = continue_lost_job(&mut journal, spec, &store)?,
+                None => {
+                    let ranks = RanksOfLostJob::Lost;
+                    records = continue_lost_job(&mut journal, spec, &store, ranks)?;
+                }
             }
         }
         refuse_lost_checkpoints(&records, &store)?;
@@ -194,7 +300,24 @@ fn prepare(args: &Args, spec: &JobSpec, clock: Clock) -> Result<PreparedJob, Fai
             clock.now(),
         ),
     };
-    Ok(PreparedJob { engine, journal, store, records })
+    Ok(PreparedJob { engine, journal, store, records, lease, moved })
+}
+
+/// Takes the lease after that of the lost coordinator. Returns it, and from where to where the coordinator moves.
+fn take_lease(args: &Args, place: &Place, store: &Store) -> Result<(Lease, String), Failure> {
+    let failure = |error: StoreError| disk::store_failure(&error);
+    let claimant = store.claimant(store.fence().map_err(failure)?).map_err(failure)?;
+    let lost = store.lease().map_err(failure)?.unwrap_or_default();
+    let number = args.after.unwrap_or(lost.number) + 1;
+    let job = claimant.map_or_else(JobId::default, |claimant| claimant.job);
+    let taken = Lease { number, ..place.lease(job) };
+    store.take_lease(&taken).map_err(failure)?;
+    let address = taken.address.as_deref().unwrap_or_default();
+    let text = format!(
+        "the coordinator on host {} does not answer; the one on {} at {address} continues the job",
+        lost.host, taken.host
+    );
+    Ok((taken, text))
 }
 
 /// Refuses the run folder of a job that another coordinator has continued since, with the journal's copy.
@@ -221,9 +344,10 @@ fn continue_lost_job(
     journal: &mut Journal,
     spec: &JobSpec,
     store: &Store,
+    ranks: RanksOfLostJob,
 ) -> Result<Vec<Record>, Failure> {
     let has_budget = spec.limits.max_hours.is_some() || spec.limits.max_dollars.is_some();
-    let taken = match journal_copy::of_last_job(store) {
+    let taken = match journal_copy::of_last_job(store, ranks) {
         Ok(Some(taken)) => {
             if taken.is_empty() && has_budget {
                 tracing::warn!(
@@ -255,21 +379,29 @@ fn continue_lost_job(
     journal.records().map_err(unusable)
 }
 
-/// Copies the journal into the store, unless both would be lost together.
-fn copy(
+/// The journal's copy and the coordinator's lease, in a store that is not lost together with the run folder.
+fn apart(
     args: &Args,
     spec: &JobSpec,
     journal: &Journal,
-    claimant: &Claimant,
-) -> Option<JournalCopy> {
-    if !is_apart(spec, &args.run_dir) {
-        return None;
-    }
+    lease: Lease,
+    at_start: LeaseAtStart,
+) -> anyhow::Result<Apart> {
     let location = store_location(spec, &args.run_dir);
-    let started = Store::open_existing_with(&location, &store_access())
-        .map_err(anyhow::Error::from)
-        .and_then(|store| Ok(JournalCopy::start(store, claimant.clone(), journal.entries()?)?));
-    started.inspect_err(|error| tracing::warn!("the journal is not copied: {error:#}")).ok()
+    let open = || Store::open_existing_with(&location, &store_access());
+    let job = lease.job;
+    let lease = match at_start {
+        LeaseAtStart::Taken(taken) => HeldLease::taken(open()?, taken),
+        LeaseAtStart::Newest(number) => HeldLease::free(open()?, lease, Some(number)),
+        LeaseAtStart::Unread => HeldLease::free(open()?, lease, None),
+    };
+    let copy = JournalCopy::start(open()?, (job, lease.clone()), journal.entries()?)?;
+    Ok(Apart {
+        copy,
+        lease,
+        has_standby: spec.cluster.standby,
+        is_released_at_end: args.take_over.is_some(),
+    })
 }
 
 /// Whether the store is outside of the run folder.

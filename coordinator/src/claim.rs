@@ -1,62 +1,100 @@
 //! Claims a generation in the checkpoint store, which may take minutes.
 
 use baton_checkpoint::{Claimant, Error, Store};
-use baton_job::{Generation, engine::Event, exit::Failure};
+use baton_job::{
+    Generation, JobId,
+    engine::Event,
+    exit::{Class, Failure},
+};
 use tracing::warn;
 
-use crate::{disk, journal::JournalEntry, journal_copy};
+use crate::{disk, job::JobInput, lease::HeldLease};
 
-/// Raises the fence to a generation that only `claimant` may open; returns the event for the state machine. If `journal` is
-/// given, it must not lack entries of its copy in the store.
+/// Raises the fence to a generation that only `claimant` may open; returns the input for the job's loop. A store that is
+/// outside of the run folder has a lease, which comes first.
 pub(crate) fn claim(
     store: &Store,
     generation: Generation,
     claimant: &Claimant,
-    journal: Option<&[JournalEntry]>,
-) -> Event {
-    let is_continued = journal.is_some_and(|here| {
-        matches!(journal_copy::is_continued(store, claimant.job, here), Ok(true))
-    });
-    if is_continued {
-        let message = format!(
-            "another coordinator has continued this job since this one started, with its journal in {}: go on there, or \
-             start this one again with another --run-dir",
-            store.location()
-        );
-        return Event::TakenOver { message };
-    }
-    match store.claim(generation, claimant) {
-        Ok(()) => Event::Fenced,
-        Err(error @ Error::TakenOver { .. }) => Event::TakenOver { message: error.to_string() },
+    lease: Option<&HeldLease>,
+) -> JobInput {
+    let secured = lease.map_or(Ok(true), HeldLease::secure);
+    match secured.and_then(|_| store.claim(generation, claimant)) {
+        Ok(()) => Event::Fenced.into(),
+        Err(error @ Error::Replaced { .. }) => replaced(&error, claimant.job),
+        Err(error @ Error::TakenOver { .. }) => {
+            Event::TakenOver { message: error.to_string() }.into()
+        }
         Err(error) => {
             let class = disk::store_failure(&error).class;
             let failure = Failure { class, message: error.to_string() };
             warn!(%generation, %failure, "the checkpoint store refuses the generation");
-            Event::FenceFailed { failure }
+            Event::FenceFailed { failure }.into()
+        }
+    }
+}
+
+/// What follows where another coordinator has taken the lease. If it continues this job, and its address is in the lease,
+/// the agents follow it. Otherwise their ranks must end, because they could never commit again.
+pub(crate) fn replaced(error: &Error, job: JobId) -> JobInput {
+    let message = error.to_string();
+    match error {
+        Error::Replaced { by, .. } if by.job == job && by.address.is_some() => {
+            JobInput::Replaced(Failure { class: Class::TakenOver, message })
+        }
+        _ => {
+            let remedy =
+                "stop one of the two jobs, or set checkpoint.dir to a separate store for this job";
+            Event::TakenOver { message: format!("{message}; {remedy}") }.into()
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use baton_checkpoint::Lease;
+
     use super::*;
-    use crate::journal_copy::kit::{claimant, copied, records_of};
+    use crate::journal_copy::kit::{JOB, claimant};
+
+    fn event(input: JobInput) -> Event {
+        let JobInput::Event(event) = input else { panic!("no event") };
+        *event
+    }
 
     #[test]
-    fn a_generation_is_refused_where_the_copy_of_the_journal_has_gone_on() {
+    fn a_generation_is_opened_by_one_coordinator_only() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path().to_str().unwrap()).unwrap();
-        copied(&folder, records_of(0..3));
-        let answer = claim(&store, Generation(1), &claimant(), Some(&records_of(0..2)));
-        let Event::TakenOver { message } = answer else { panic!("{answer:?}") };
-        assert!(message.contains("has continued this job since this one started"), "{message}");
-        assert_eq!(store.fence().unwrap(), Generation(0));
-
-        let answer = claim(&store, Generation(1), &claimant(), Some(&records_of(0..4)));
+        let answer = event(claim(&store, Generation(1), &claimant(), None));
         assert_eq!(answer, Event::Fenced);
         let other = Claimant { owner: "another".to_owned(), ..claimant() };
-        let answer = claim(&store, Generation(1), &other, None);
+        let answer = event(claim(&store, Generation(1), &other, None));
         assert!(matches!(answer, Event::TakenOver { .. }), "{answer:?}");
+    }
+
+    #[test]
+    fn a_coordinator_that_was_replaced_claims_nothing_and_its_agents_follow_if_they_can() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = || Store::open(folder.path().to_str().unwrap()).unwrap();
+        let mine = Lease { number: 1, host: "a".to_owned(), job: JOB, ..Lease::default() };
+        let held = HeldLease::taken(open(), mine.clone());
+        open().take_lease(&mine).unwrap();
+        let claims = || claim(&open(), Generation(1), &claimant(), Some(&held));
+
+        // A user has started it a second time, where the agents do not find it.
+        let next = Lease { number: 2, host: "b".to_owned(), ..mine.clone() };
+        open().take_lease(&next).unwrap();
+        let answer = event(claims());
+        let Event::TakenOver { message } = answer else { panic!("{answer:?}") };
+        assert!(message.contains("on host b; stop one of the two jobs"), "{message}");
+
+        let address = Some("http://c:29600".to_owned());
+        open().take_lease(&Lease { number: 3, address, ..next }).unwrap();
+        let JobInput::Replaced(failure) = claims() else { panic!("its agents are dismissed") };
+        assert_eq!(failure.class, Class::TakenOver);
+        assert!(failure.message.ends_with("at http://c:29600"), "{failure}");
+        assert_eq!(open().fence().unwrap(), Generation(0));
     }
 
     #[test]
@@ -65,7 +103,7 @@ mod tests {
         let store = Store::open(folder.path().to_str().unwrap()).unwrap();
         std::fs::remove_dir_all(folder.path()).unwrap();
         std::fs::write(folder.path(), "").unwrap();
-        let answer = claim(&store, Generation(1), &claimant(), None);
+        let answer = event(claim(&store, Generation(1), &claimant(), None));
         assert!(matches!(answer, Event::FenceFailed { .. }), "{answer:?}");
     }
 }

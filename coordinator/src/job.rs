@@ -18,6 +18,7 @@ use baton_checkpoint::{Claimant, Store};
 use baton_job::{
     Generation, Time,
     engine::{Action, AgentRetry, Engine, Event, Record, Status},
+    exit::Failure,
     ids::Attachment,
     message::{Directive, Hello},
 };
@@ -25,11 +26,12 @@ use tokio::sync::{broadcast, oneshot, watch};
 use tracing::{debug, info, warn};
 
 use crate::{
-    claim::claim,
+    claim::{claim, replaced},
     clock::{Clock, unix_millis},
     diagnosis,
     journal::{Journal, LoggedEvent},
     journal_copy::JournalCopy,
+    lease::HeldLease,
     mesh_secret::CurrentMeshSecret,
     metrics::JobMetrics,
     traces::Traces,
@@ -52,6 +54,8 @@ pub(crate) enum JobInput {
     Request { request: UserRequest, answer: oneshot::Sender<Result<(), String>> },
     /// A watcher asks for the events after an id, and for all that follow.
     Watch { after: u64, answer: oneshot::Sender<Result<EventSubscription, WatchError>> },
+    /// Another coordinator has taken over this job, and its agents find that one.
+    Replaced(Failure),
     /// The process was asked to quit. Training continues without it.
     Quit,
 }
@@ -137,8 +141,8 @@ impl JobHandle {
 pub(crate) struct JobLoop {
     engine: Engine,
     journal: Journal,
-    /// The journal's copy in the store, if the store is not in the run folder.
-    copy: Option<JournalCopy>,
+    /// If the store is not in the run folder.
+    apart: Option<Apart>,
     store: Arc<Store>,
     run_dir: PathBuf,
     clock: Clock,
@@ -154,6 +158,8 @@ pub(crate) struct JobLoop {
     last_reason: String,
     /// Written with the fence of the generations that this loop opens.
     claimant: Claimant,
+    /// Set once another coordinator serves the job.
+    replaced: Option<Failure>,
     mesh_secret: CurrentMeshSecret,
     /// Messages to send once the journal is committed.
     outgoing: Vec<OutgoingMessage>,
@@ -161,6 +167,17 @@ pub(crate) struct JobLoop {
     new_events: Vec<LoggedEvent>,
     /// When the state first changed after the last published snapshot.
     unpublished_since: Option<Instant>,
+}
+
+/// What a store has that survives the run folder.
+pub(crate) struct Apart {
+    /// The journal's copy.
+    pub(crate) copy: JournalCopy,
+    pub(crate) lease: HeldLease,
+    /// Whether agents may take over, `cluster.standby`.
+    pub(crate) has_standby: bool,
+    /// Whether this coordinator ends with its node, and another one should then take over at once.
+    pub(crate) is_released_at_end: bool,
 }
 
 /// A message to an agent or a user.
@@ -179,6 +196,8 @@ const MAX_INPUTS_PER_ROUND: usize = 4_096;
 /// needs milliseconds, and there are ten thousand heartbeats per second.
 const MAX_SNAPSHOT_AGE: Duration = Duration::from_millis(100);
 
+/// Longest wait for the copy of the journal before a generation opens.
+const COPY_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest wait for the copy of the journal when the process ends.
 const LAST_COPY_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -186,7 +205,7 @@ impl JobLoop {
     /// The loop of `engine`, with the time of `clock`; diagnoses are written to `run_dir`.
     pub(crate) fn new(
         engine: Engine,
-        (journal, copy): (Journal, Option<JournalCopy>),
+        (journal, apart): (Journal, Option<Apart>),
         (store, claimant): (Store, Claimant),
         run_dir: PathBuf,
         clock: Clock,
@@ -206,7 +225,7 @@ impl JobLoop {
         let this = Self {
             engine,
             journal,
-            copy,
+            apart,
             store: Arc::new(store),
             run_dir,
             clock,
@@ -220,6 +239,7 @@ impl JobLoop {
             saved: None,
             last_reason: String::new(),
             claimant,
+            replaced: None,
             mesh_secret: CurrentMeshSecret::default(),
             outgoing: Vec::new(),
             new_events: Vec::new(),
@@ -228,22 +248,34 @@ impl JobLoop {
         (this, JobHandle { inputs: sender, snapshots: receiver })
     }
 
-    /// Runs until [`JobInput::Quit`].
+    /// Runs until [`JobInput::Quit`]. Returns a failure if another coordinator has taken over the job.
     ///
     /// # Errors
     /// The journal failed.
-    pub(crate) fn run(mut self) -> Result<()> {
+    pub(crate) fn run(mut self) -> Result<Option<Failure>> {
+        let renewal = self.apart.as_ref().map(|apart| {
+            let (inputs, job) = (self.own_inputs.clone(), self.claimant.job);
+            // The loop may have ended.
+            apart.lease.keep(move |error| drop(inputs.send(replaced(&error, job))))
+        });
+        let renewal = renewal.transpose().context("cannot start a thread")?;
         // A new engine persists its origin before anything else.
         let mut next = Some(JobInput::from(Event::Tick));
         while self.round(next.take())? {
             next = self.next();
         }
-        if let Some(copy) = &self.copy
-            && !copy.flush(LAST_COPY_TIMEOUT)
+        drop(renewal);
+        if let Some(Apart { copy, lease, is_released_at_end, .. }) = &self.apart
+            && self.replaced.is_none()
         {
-            warn!("the newest entries of the journal are only in the run folder");
+            if !copy.flush(LAST_COPY_TIMEOUT) {
+                warn!("the newest entries of the journal are only in the run folder");
+            }
+            if *is_released_at_end {
+                lease.release();
+            }
         }
-        Ok(())
+        Ok(self.replaced)
     }
 
     /// The next input, or `None` when a deadline has passed.
@@ -260,8 +292,8 @@ impl JobLoop {
 
     /// Handles the first input and all that wait behind it; false after [`JobInput::Quit`].
     fn round(&mut self, first: Option<JobInput>) -> Result<bool> {
-        let problems = self.copy.as_ref().map(JournalCopy::take_problems).unwrap_or_default();
-        for problem in problems {
+        let problems = self.apart.as_ref().map(|apart| apart.copy.take_problems());
+        for problem in problems.into_iter().flatten() {
             self.handle_event(Event::JournalNotCopied { problem })?;
         }
         let mut continues = match first {
@@ -309,6 +341,10 @@ impl JobLoop {
                 self.publish();
                 // The caller may have disconnected.
                 let _ = answer.send(self.watch(after));
+            }
+            JobInput::Replaced(failure) => {
+                self.replaced = Some(failure);
+                return Ok(false);
             }
             JobInput::Quit => return Ok(false),
         }
@@ -379,16 +415,18 @@ impl JobLoop {
     /// Claims a generation on a thread of its own; the answer becomes an input.
     fn claim(&self, generation: Generation) -> Result<()> {
         let (store, claimant) = (self.store.clone(), self.claimant.clone());
-        let (inputs, copy) = (self.own_inputs.clone(), self.copy.clone());
-        let is_compared = copy.is_some() && self.engine.may_be_outdated(self.clock.now());
-        let compared = is_compared.then(|| self.journal.entries()).transpose()?;
+        let inputs = self.own_inputs.clone();
+        let apart = self.apart.as_ref().map(|apart| (apart.copy.clone(), apart.lease.clone()));
         let claims = move || {
-            let answer = claim(&store, generation, &claimant, compared.as_deref());
-            if let (Event::Fenced, Some(copy)) = (&answer, copy) {
-                copy.hold(generation);
+            let answer =
+                claim(&store, generation, &claimant, apart.as_ref().map(|(_, lease)| lease));
+            if let Some((copy, _)) = apart {
+                copy.begin();
+                // Who takes over should know every generation that ranks have seen, and the rollbacks before it.
+                copy.flush(COPY_TIMEOUT);
             }
             // The loop may have ended.
-            let _ = inputs.send(answer.into());
+            let _ = inputs.send(answer);
         };
         thread::Builder::new()
             .name("fence".to_owned())
@@ -400,8 +438,8 @@ impl JobLoop {
     /// Commits the journal, then sends the messages that depend on it.
     fn commit(&mut self) -> Result<()> {
         let committed = self.journal.commit()?;
-        if let Some(copy) = &self.copy {
-            copy.add(committed);
+        if let Some(apart) = &self.apart {
+            apart.copy.add(committed);
         }
         for outgoing in self.outgoing.drain(..) {
             match outgoing {
@@ -445,6 +483,10 @@ impl JobLoop {
         let is_old =
             self.unpublished_since.is_some_and(|since| since.elapsed() >= MAX_SNAPSHOT_AGE);
         let attached = self.outboxes.len();
+        if let Some(apart) = &self.apart {
+            // A single node has nobody who could take over.
+            apart.lease.set_renewed(apart.has_standby && attached > 1);
+        }
         if !has_changed && !is_old && self.snapshots.borrow().attached == attached {
             return;
         }

@@ -1,11 +1,10 @@
 //! A copy of the journal in the checkpoint store: when the run folder is lost, a coordinator elsewhere continues the job
 //! with its budget, history and events.
 //!
-//! The file in the run folder comes first. The job never waits for the copy, and nothing that happens to the copy ends it:
-//! which coordinator may open generations is decided by the fence alone. A coordinator only reads until its ranks have a
-//! generation, so one that merely starts changes nothing. A store that is out of reach gets the entries later, and a copy
-//! that is damaged or has entries of another coordinator is made anew. Once the fence is at a generation that this
-//! coordinator has not opened, it adds nothing any more.
+//! The file in the run folder comes first. The job never waits for the copy, and nothing that happens to the copy ends it.
+//! A coordinator writes it while it has the lease, which it takes with its first generation, so one that merely starts
+//! changes nothing. A store that is out of reach gets the entries later, and a copy that is damaged or has entries of
+//! another coordinator is made anew.
 
 use std::{
     collections::HashSet,
@@ -17,13 +16,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use baton_checkpoint::{Claimant, Error, JournalPart, Store};
-use baton_job::{Generation, JobId, engine::Record};
+use baton_checkpoint::{Error, JournalPart, Store};
+use baton_job::{
+    JobId,
+    engine::{RanksOfLostJob, Record},
+};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::journal::{EntryKind, JournalEntry};
+use crate::{
+    journal::{EntryKind, JournalEntry},
+    lease::HeldLease,
+};
 
 /// The format that this build writes, and the newest that it reads.
 const FORMAT: u64 = 1;
@@ -129,7 +134,10 @@ fn read(store: &Store, job: JobId, parts: &[JournalPart]) -> Result<Vec<JournalE
 
 /// The journal of the job that used the store last: all its entries, with those added that continue it; none if the store
 /// has no copy. `None` if there is no job that can continue.
-pub(crate) fn of_last_job(store: &Store) -> Result<Option<Vec<JournalEntry>>, Error> {
+pub(crate) fn of_last_job(
+    store: &Store,
+    ranks: RanksOfLostJob,
+) -> Result<Option<Vec<JournalEntry>>, Error> {
     let fence = store.fence()?;
     let Some(claimant) = store.claimant(fence)? else { return Ok(None) };
     let job = claimant.job;
@@ -146,7 +154,7 @@ pub(crate) fn of_last_job(store: &Store) -> Result<Option<Vec<JournalEntry>>, Er
     if records.is_empty() {
         return Ok(Some(all));
     }
-    let Some(added) = Record::after_loss(&records, fence) else { return Ok(None) };
+    let Some(added) = Record::after_loss(&records, fence, ranks) else { return Ok(None) };
     for (key, record) in (records.len() as u64..).zip(added) {
         let json = serde_json::to_string(&record).map_err(damaged)?;
         all.push(JournalEntry { kind: EntryKind::Record, key, json });
@@ -201,30 +209,30 @@ pub(crate) struct JournalCopy {
 
 enum CopyTask {
     Add(Vec<JournalEntry>),
-    /// The fence is at this generation, which this coordinator has opened.
-    Hold(Generation),
+    /// This coordinator has, or takes, the lease.
+    Begin,
     /// Copy everything so far, and answer.
     Flush(Sender<bool>),
 }
 
 impl JournalCopy {
-    /// Copies what the store lacks of `committed`, and all that is added later, once [`hold`](Self::hold) was called.
+    /// Copies what the store lacks of `committed`, and all that is added later, once [`begin`](Self::begin) was called.
     ///
     /// # Errors
     /// The system cannot start a thread.
     pub(crate) fn start(
         store: Store,
-        claimant: Claimant,
+        (job, lease): (JobId, HeldLease),
         committed: Vec<JournalEntry>,
     ) -> std::io::Result<Self> {
         let (tasks, receiver) = mpsc::channel();
         let problems = Arc::new(Mutex::new(Vec::new()));
         let copier = Copier {
             store,
-            job: claimant.job,
-            claimant,
+            job,
+            lease,
             problems: Arc::clone(&problems),
-            holds: None,
+            has_begun: false,
             next: None,
             waiting: committed.clone(),
             all: committed,
@@ -249,9 +257,9 @@ impl JournalCopy {
         }
     }
 
-    /// From now on this coordinator writes the copy, until another one has raised the fence.
-    pub(crate) fn hold(&self, generation: Generation) {
-        let _ = self.tasks.send(CopyTask::Hold(generation));
+    /// From now on this coordinator writes the copy, as long as it has the lease.
+    pub(crate) fn begin(&self) {
+        let _ = self.tasks.send(CopyTask::Begin);
     }
 
     /// Waits until everything is copied, at most for `timeout`, before this process ends. Returns false if the copy lacks
@@ -267,10 +275,9 @@ impl JournalCopy {
 struct Copier {
     store: Store,
     job: JobId,
-    claimant: Claimant,
+    lease: HeldLease,
     problems: Arc<Mutex<Vec<String>>>,
-    /// The generation with which this coordinator holds the store's fence.
-    holds: Option<Generation>,
+    has_begun: bool,
     /// Number of the next part, and the end of those in the store; `None` before the store has been read.
     next: Option<(u64, JournalEnd)>,
     /// The whole journal; about 1,500 entries a day.
@@ -303,22 +310,17 @@ impl Copier {
                     }
                     None
                 }
-                Ok(CopyTask::Hold(generation)) => {
-                    self.holds = Some(generation);
-                    if std::mem::take(&mut has_stopped) {
-                        // The fence was this coordinator's own, raised a moment before.
-                        self.waiting = self.all.clone();
-                        (self.next, self.unanswered) = (None, None);
-                    }
+                Ok(CopyTask::Begin) => {
+                    self.has_begun = true;
                     None
                 }
                 Ok(CopyTask::Flush(answer)) => Some(answer),
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            let copied = match self.holds.filter(|_| !has_stopped) {
-                Some(generation) => self.copy(generation).map(|()| true),
-                None => Ok(!has_stopped),
+            let copied = match self.has_begun && !has_stopped {
+                true => self.copy().map(|()| true),
+                false => Ok(!has_stopped),
             };
             match &copied {
                 Ok(_) => {
@@ -327,10 +329,8 @@ impl Copier {
                     }
                     pause = FIRST_PAUSE;
                 }
-                Err(error @ Error::JournalContinued { .. }) => {
-                    self.problems.lock().push(format!(
-                        "{error}; the copy is no longer updated, and training continues with the journal in the run folder"
-                    ));
+                Err(Error::Replaced { .. }) => {
+                    // The renewals of the lease end the job.
                     (has_stopped, retry) = (true, None);
                     self.waiting.clear();
                 }
@@ -353,14 +353,16 @@ impl Copier {
     }
 
     /// Adds all waiting entries to the copy, of which another coordinator may have been the last writer.
-    fn copy(&mut self, generation: Generation) -> Result<(), Error> {
+    fn copy(&mut self) -> Result<(), Error> {
+        if self.waiting.is_empty() && self.unanswered.is_none() && self.next.is_some() {
+            return Ok(());
+        }
+        if !self.lease.secure()? {
+            // Another folder may be in place of the store, whose disk may not be mounted.
+            return Err(self.store.damaged_journal(self.job, "the coordinator's lease is gone"));
+        }
         match self.add_waiting() {
-            Err(error @ Error::JournalContinued { .. }) => match self.holds_fence(generation)? {
-                true => self.copy_anew(),
-                false => Err(error),
-            },
-            // Without the fence another folder is in place of the store, whose disk may not be mounted.
-            Err(error @ Error::DamagedJournal { .. }) if self.store.fence()? == generation => {
+            Err(error @ (Error::JournalContinued { .. } | Error::DamagedJournal { .. })) => {
                 tracing::warn!("{error}; the journal is copied anew");
                 self.copy_anew()
             }
@@ -368,28 +370,10 @@ impl Copier {
         }
     }
 
-    /// Whether no other coordinator has opened this generation or a newer one. One that was started again in the same run
-    /// folder is the same one.
-    fn holds_fence(&self, generation: Generation) -> Result<bool, Error> {
-        let fence = self.store.fence()?;
-        if fence != generation {
-            return Ok(fence < generation);
-        }
-        let holder = self.store.claimant(fence)?;
-        let place = |claimant: &Claimant| (claimant.host.clone(), claimant.run_dir.clone());
-        Ok(holder.is_none_or(|holder| place(&holder) == place(&self.claimant)))
-    }
-
     fn add_waiting(&mut self) -> Result<(), Error> {
         let (mut number, mut end) = match self.next {
             Some(next) => next,
-            None => match self.find_end() {
-                Err(error @ Error::DamagedJournal { .. }) => {
-                    tracing::warn!("{error}; the journal is copied anew");
-                    return self.copy_anew();
-                }
-                found => found?,
-            },
+            None => self.find_end()?,
         };
         loop {
             let (bytes, end_after) = match self.unanswered.take() {
@@ -492,6 +476,8 @@ impl Copier {
 
 #[cfg(test)]
 pub(crate) mod kit {
+    use baton_checkpoint::{Claimant, Lease};
+
     use super::*;
 
     pub(crate) const JOB: JobId = JobId(Uuid::nil());
@@ -501,7 +487,7 @@ pub(crate) mod kit {
         JournalEntry { kind, key, json: format!("{{\"number\":{key}}}") }
     }
 
-    pub(crate) fn records_of(keys: std::ops::Range<u64>) -> Vec<JournalEntry> {
+    pub(super) fn records_of(keys: std::ops::Range<u64>) -> Vec<JournalEntry> {
         keys.map(|key| entry(EntryKind::Record, key)).collect()
     }
 
@@ -520,22 +506,39 @@ pub(crate) mod kit {
         Store::open(folder.path().to_str().unwrap()).unwrap()
     }
 
-    /// A copy that is written from now on.
+    /// The copy of the coordinator that has the newest lease.
     pub(super) fn start(folder: &tempfile::TempDir, committed: Vec<JournalEntry>) -> JournalCopy {
-        let copy = JournalCopy::start(folder_store(folder), claimant(), committed).unwrap();
-        copy.hold(Generation(1));
+        let newest = folder_store(folder).lease().unwrap().map_or(0, |lease| lease.number);
+        start_after(folder, newest, committed)
+    }
+
+    /// The copy of a coordinator that started when `newest` was the newest lease.
+    pub(super) fn start_after(
+        folder: &tempfile::TempDir,
+        newest: u64,
+        committed: Vec<JournalEntry>,
+    ) -> JournalCopy {
+        let copy = idle(folder, newest, committed);
+        copy.begin();
         copy
     }
 
-    /// Puts a copy of these entries into the store.
-    pub(crate) fn copied(folder: &tempfile::TempDir, committed: Vec<JournalEntry>) {
-        assert!(start(folder, committed).flush(TIMEOUT));
+    /// The copy of a coordinator that has no generation yet.
+    pub(super) fn idle(
+        folder: &tempfile::TempDir,
+        newest: u64,
+        committed: Vec<JournalEntry>,
+    ) -> JournalCopy {
+        let host = Uuid::new_v4().to_string();
+        let lease = Lease { job: JOB, host, ..Lease::default() };
+        let lease = HeldLease::free(folder_store(folder), lease, Some(newest));
+        JournalCopy::start(folder_store(folder), (JOB, lease), committed).unwrap()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use baton_job::{engine::JobOrigin, message::Restore};
+    use baton_job::{Generation, engine::JobOrigin, message::Restore};
 
     use super::{kit::*, *};
 
@@ -581,7 +584,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let first = start(&folder, records_of(0..1));
         assert!(first.flush(TIMEOUT));
-        let idle = JournalCopy::start(folder_store(&folder), claimant(), records_of(0..1)).unwrap();
+        let idle = idle(&folder, 1, records_of(0..1));
         idle.add(vec![entry(EntryKind::Event, 1)]);
         assert!(idle.flush(TIMEOUT));
         assert_eq!(read(&folder_store(&folder)).unwrap(), records_of(0..1));
@@ -591,37 +594,40 @@ mod tests {
     }
 
     #[test]
-    fn the_coordinator_of_the_newest_generation_writes_the_copy() {
+    fn the_coordinator_of_the_newest_lease_writes_the_copy() {
         let folder = tempfile::tempdir().unwrap();
         let store = folder_store(&folder);
-        store.raise_fence(Generation(1)).unwrap();
         let older = start(&folder, records_of(0..2));
         assert!(older.flush(TIMEOUT));
         // The journal of the newer one does not have what the older one added meanwhile.
-        store.raise_fence(Generation(2)).unwrap();
-        let newer =
-            JournalCopy::start(folder_store(&folder), claimant(), records_of(0..1)).unwrap();
+        let newer = start(&folder, records_of(0..1));
         newer.add(vec![entry(EntryKind::Event, 1)]);
-        newer.hold(Generation(2));
         assert!(newer.flush(TIMEOUT));
         let mut expected = [records_of(0..1), vec![entry(EntryKind::Event, 1)]].concat();
         assert_eq!(read(&store).unwrap(), expected);
 
         older.add(records_of(2..3));
-        older.flush(TIMEOUT);
-        older.add(records_of(3..4));
-        older.flush(TIMEOUT);
-        for key in 1..4 {
-            newer.add(records_of(key..key + 1));
-            assert!(newer.flush(TIMEOUT));
-            expected.extend(records_of(key..key + 1));
-        }
-        assert_eq!(read(&store).unwrap(), expected);
-        for key in 4..7 {
-            older.add(records_of(key..key + 1));
-            older.flush(TIMEOUT);
-        }
         assert!(!older.flush(TIMEOUT), "it has learned that it is replaced");
+        newer.add(records_of(1..2));
+        assert!(newer.flush(TIMEOUT));
+        expected.extend(records_of(1..2));
+        older.add(records_of(3..4));
+        assert!(!older.flush(TIMEOUT));
+        assert_eq!(read(&store).unwrap(), expected);
+    }
+
+    #[test]
+    fn what_an_older_coordinator_adds_a_moment_too_late_is_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = folder_store(&folder);
+        let newer = start(&folder, records_of(0..2));
+        assert!(newer.flush(TIMEOUT));
+        let late = PartContent::new(JournalEnd::of(&records_of(0..3)), records_of(2..3));
+        let part = JournalPart { first: 2, last: 2 };
+        store.add_to_journal(JOB, part, &encode(&late).unwrap()).unwrap();
+        newer.add(vec![entry(EntryKind::Event, 1)]);
+        assert!(newer.flush(TIMEOUT));
+        let expected = [records_of(0..2), vec![entry(EntryKind::Event, 1)]].concat();
         assert_eq!(read(&store).unwrap(), expected);
     }
 
@@ -646,12 +652,12 @@ mod tests {
         let course = of_records(&[Record::Created(origin), opened.clone()]);
         let folder = tempfile::tempdir().unwrap();
         let store = folder_store(&folder);
-        assert_eq!(of_last_job(&store).unwrap(), None);
+        assert_eq!(of_last_job(&store, RanksOfLostJob::Lost).unwrap(), None);
         store.claim(Generation(1), &claimant()).unwrap();
-        assert_eq!(of_last_job(&store).unwrap(), Some(Vec::new()));
+        assert_eq!(of_last_job(&store, RanksOfLostJob::Lost).unwrap(), Some(Vec::new()));
         assert!(start(&folder, course.clone()).flush(TIMEOUT));
 
-        let found = of_last_job(&store).unwrap().unwrap();
+        let found = of_last_job(&store, RanksOfLostJob::Lost).unwrap().unwrap();
 
         assert_eq!((&found[..2], found.len()), (&course[..], 3));
         assert_eq!(read(&store).unwrap(), course, "it is only read");
@@ -673,14 +679,13 @@ mod tests {
     }
 
     #[test]
-    fn an_older_copy_of_the_run_folder_adds_nothing() {
+    fn a_coordinator_that_began_before_another_one_took_the_lease_adds_nothing() {
         let folder = tempfile::tempdir().unwrap();
         assert!(start(&folder, records_of(0..3)).flush(TIMEOUT));
-        folder_store(&folder).raise_fence(Generation(2)).unwrap();
         let other = JournalEntry { json: "{}".to_owned(), ..entry(EntryKind::Record, 2) };
         let of_another_course = [records_of(0..2), vec![other], records_of(3..5)].concat();
         for committed in [records_of(0..2), of_another_course] {
-            let older = start(&folder, committed);
+            let older = start_after(&folder, 0, committed);
             older.add(records_of(5..6));
             assert!(!older.flush(TIMEOUT));
         }
@@ -709,8 +714,7 @@ mod tests {
         assert!(copy.flush(TIMEOUT));
         assert_eq!(read(&store).unwrap(), records_of(0..5));
 
-        // Also while it is written, as long as the store has the fence.
-        store.raise_fence(Generation(1)).unwrap();
+        // Also while it is written.
         remove("00000001-00000004");
         copy.add(records_of(5..6));
         assert!(copy.flush(TIMEOUT));
@@ -735,26 +739,6 @@ mod tests {
             assert!(copy.flush(TIMEOUT));
         }
         assert_eq!(read(&folder_store(&folder)).unwrap(), records_of(0..2 * JOINED + 5));
-    }
-
-    #[test]
-    fn a_coordinator_whose_generation_another_one_has_claimed_adds_nothing() {
-        let folder = tempfile::tempdir().unwrap();
-        let other = Claimant { run_dir: "elsewhere".to_owned(), ..claimant() };
-        let copy =
-            JournalCopy::start(folder_store(&folder), other.clone(), records_of(0..2)).unwrap();
-        folder_store(&folder).claim(Generation(1), &other).unwrap();
-        copy.hold(Generation(1));
-        assert!(copy.flush(TIMEOUT));
-        // It had persisted generation 1, and died before it could claim it.
-        let older = start(&folder, [records_of(0..1), vec![entry(EntryKind::Event, 1)]].concat());
-        assert!(!older.flush(TIMEOUT));
-        assert_eq!(read(&folder_store(&folder)).unwrap(), records_of(0..2));
-        // Its own claim of a newer one may be known to the store before it is known here.
-        older.hold(Generation(2));
-        assert!(older.flush(TIMEOUT));
-        let expected = [records_of(0..1), vec![entry(EntryKind::Event, 1)]].concat();
-        assert_eq!(read(&folder_store(&folder)).unwrap(), expected);
     }
 
     #[test]

@@ -20,6 +20,7 @@ mod job;
 mod job_service;
 mod journal;
 mod journal_copy;
+mod lease;
 mod logs;
 mod mesh_secret;
 mod metrics;

@@ -97,7 +97,8 @@ pub(crate) fn run(args: &Args) -> Result<Option<Outcome>, Failure> {
         let _lock = ServeLock::take(&args.run_dir)?;
         let run = RunFolder::of(&args.run_dir).map_err(crash)?;
         let run_id = Arc::from(run.run_id.as_str());
-        let running = spec.map(|spec| task::block_in_place(|| begin::begin(args, spec)));
+        let running = 
+            spec.map(|spec| task::block_in_place(|| begin::begin(args, spec, address)));
         let running = running.transpose()?;
         let mut signals = QuitSignals::listen()
             .map_err(|error| crash(format!("cannot listen to signals: {error}")))?;
@@ -117,7 +118,7 @@ pub(crate) fn run(args: &Args) -> Result<Option<Outcome>, Failure> {
             served = serve_all(server, clients, jobs, nodes, guard, run_id) => {
                 Err(crash(format!("the server ended: {served:?}")))
             }
-            ended = serve(args, running, writer, &mut signals, started_unix_seconds) => ended,
+            ended = serve(args, running, (writer, address), &mut signals, started_unix_seconds) => ended,
         }
     })
 }
@@ -126,7 +127,7 @@ pub(crate) fn run(args: &Args) -> Result<Option<Outcome>, Failure> {
 async fn serve(
     args: &Args,
     running: Option<RunningJob>,
-    writer: CurrentJobWriter,
+    (writer, address): (CurrentJobWriter, SocketAddr),
     signals: &mut QuitSignals,
     started_unix_seconds: u64,
 ) -> Result<Option<Outcome>, Failure> {
@@ -134,7 +135,7 @@ async fn serve(
     let running = match running {
         Some(running) => running,
         None => tokio::select! {
-            running = submitted(args, &mut submissions, &current) => running?,
+            running = submitted(args, address, &mut submissions, &current) => running?,
             () = signals.quit_requested() => return Ok(None),
         },
     };
@@ -156,7 +157,8 @@ async fn serve(
     let end = task::block_in_place(|| thread.join());
     served.metrics.finish();
     match end {
-        Ok(Ok(())) => Ok(outcome),
+        Ok(Ok(None)) => Ok(outcome),
+        Ok(Ok(Some(replaced))) => Err(replaced),
         Ok(Err(error)) => Err(crash(format!("{error:#}"))),
         Err(_) => Err(crash("the job loop panicked; this is a bug")),
     }
@@ -165,6 +167,7 @@ async fn serve(
 /// Takes submitted jobs until one of them starts.
 async fn submitted(
     args: &Args,
+    address: SocketAddr,
     submissions: &mut mpsc::Receiver<Submission>,
     current: &watch::Sender<Option<Arc<ServedJob>>>,
 ) -> Result<RunningJob, Failure> {
@@ -172,7 +175,7 @@ async fn submitted(
     while let Some(Submission { recipe, spec, answer }) = submissions.recv().await {
         let begun = task::block_in_place(|| {
             begin::store_recipe(&args.run_dir, &recipe)?;
-            begin::begin(args, spec).inspect_err(|_| begin::remove_recipe(&args.run_dir))
+            begin::begin(args, spec, address).inspect_err(|_| begin::remove_recipe(&args.run_dir))
         });
         match begun {
             Ok(running) => {

@@ -30,6 +30,7 @@ KINDS = {
     "save_failed": "problem",
     "store_unavailable": "problem",
     "gpu_warning": "problem",
+    "coordinator_moved": "problem",
     "ended": "end",
 }
 # Tries of one message, and seconds before the second; each further wait is twice as long.

@@ -12,6 +12,7 @@ import random
 import shutil
 import signal
 import statistics
+import subprocess
 import time
 from pathlib import Path
 
@@ -42,7 +43,7 @@ CALM = 8 * SAVE_EVERY
 AFTERMATH = 2 * SAVE_EVERY
 KILL_EVERY = 15.0
 HANG_SECONDS = 5
-PARTS = ["rank-kill", "all-kill", "coordinator-kill", "sigstop", "notice", "goodput"]
+PARTS = ["rank-kill", "all-kill", "coordinator-kill", "coordinator-host", "sigstop", "notice", "goodput"]
 # An evaluation that takes far longer than a step, after an epoch of few steps.
 EVALUATING = ["train.global_batch=360", "evaluation={ every_epochs=1, resolution=128 }"]
 PARTS_OF_RECOVERY = ["detect", "tear_down", "respawn", "rendezvous", "restore", "first_step", "total"]
@@ -84,6 +85,55 @@ class Bench:
         """None if that was not measured."""
         values = self.seen.get(name)
         return round(statistics.median(values), 2) if values else None
+
+
+class TwoHosts(Baton):
+    """`baton up` with a rank, and an agent with another one: two hosts, as far as processes can be."""
+
+    def __init__(self, folder, program, recipe):
+        self.store = folder / "store"
+        super().__init__(folder, program, recipe, [f"checkpoint.dir={self.store}"])
+        self.world_size = 1
+        self.second = self.second_log = None
+
+    def start(self):
+        super().start()
+        endpoint = self.run_dir / "coordinator.json"
+        self.wait_until(endpoint.exists, "coordinator")
+        url = "http://" + json.loads(endpoint.read_text(encoding="utf-8"))["address"]
+        second = self.folder / "second"
+        command = [Path(self.program).with_name("baton-worker"), "agent", "--coordinator", url, "--node-id", "second"]
+        self.second_log = self.folder / "second.log"
+        with open(self.second_log, "wb") as log:
+            self.second = subprocess.Popen(
+                [*command, "--ranks", "1", "--run-dir", second],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=os.environ | self.environment(),
+            )
+
+    def output_path(self):
+        return self.second_log if self.process is self.second else super().output_path()
+
+    def lose_first_host(self):
+        """Ends all its processes at once; returns when."""
+        lost = time.time()
+        super().kill()
+        self.read_steps()
+        self.process, self._read = self.second, 0
+        return lost
+
+    def kill(self):
+        processes.kill(processes.family(self.second.pid))
+        self.second.wait()
+        if self.process is not self.second:
+            super().kill()
+
+    def answers(self):
+        """Whether a coordinator that is found by the store answers."""
+        command = [self.program, "status", "--json", "--store", self.store]
+        return subprocess.run(command, check=False, capture_output=True).returncode == 0
 
 
 def describe(found):
@@ -160,6 +210,23 @@ def coordinator_kill(job, number):
         "gap ratio of as many steps before": max(gaps(calm[-len(around) :])) / typical,
         "longest gap": max(gaps(around)),
         "step": typical,
+    }
+
+
+def coordinator_host(job, number):
+    """The host of the coordinator is lost with its rank."""
+    job.wait_until(lambda: len(job.status()["ranks"]) == 2, "second rank")
+    job.read_steps()
+    job.wait_for_number((job.steps[-1].number if job.steps else 0) + WARM_UP + number % SAVE_EVERY)
+    lost = job.lose_first_host()
+    before = job.steps[-1]
+    job.wait_until(job.answers, "answer of another coordinator")
+    answered = time.time()
+    following = job.wait_for(lambda step: step.when > lost and step.incarnation > before.incarnation, "next step")
+    return {
+        "seconds until status answers": answered - lost,
+        "seconds": following.when - lost,
+        "steps lost": before.number + 1 - following.number,
     }
 
 
@@ -311,6 +378,9 @@ def measure_all(bench, arguments):
             bench.measure("all-kill", all_kill, number, bench.baton(), bench.torch())
         if "coordinator-kill" in parts:
             bench.measure("coordinator-kill", coordinator_kill, number, bench.baton())
+        if "coordinator-host" in parts:
+            hosts = TwoHosts(bench.work / "baton", bench.program, bench.recipe)
+            bench.measure("coordinator-host", coordinator_host, number, hosts)
         if "sigstop" in parts:
             bench.measure("sigstop", sigstop, number, bench.baton(f"cluster.hang_seconds={HANG_SECONDS}"))
         if "notice" in parts:
@@ -335,6 +405,9 @@ def report(bench):
         "all_kill_seconds": bench.median("baton all-kill: seconds"),
         "all_kill_lost_steps": bench.median("baton all-kill: steps lost"),
         "coordinator_kill_gap_ratio": bench.median("baton coordinator-kill: gap ratio"),
+        "coordinator_host_seconds": bench.median("baton coordinator-host: seconds until status answers"),
+        "coordinator_host_step_seconds": bench.median("baton coordinator-host: seconds"),
+        "coordinator_host_lost_steps": bench.median("baton coordinator-host: steps lost"),
         "goodput_percent": bench.median("baton goodput: percent"),
         "sigstop_seconds": bench.median("baton sigstop: seconds beyond the deadline"),
         "notice_worst_seconds": bench.worst("baton notice while "),

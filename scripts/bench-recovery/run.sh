@@ -5,7 +5,7 @@
 #
 #   --goodput-seconds S    duration of the goodput run, in which ranks are killed (default: 300)
 #   --seed N               seed of the ranks that the goodput run kills; printed, to repeat a run
-#   --only PART            rank-kill, all-kill, coordinator-kill, sigstop, notice or goodput; may be repeated
+#   --only PART            rank-kill, all-kill, coordinator-kill, coordinator-host, sigstop, notice or goodput; may be repeated
 #   --baton PROGRAM        another build, with coordinator and worker in the same folder
 #
 # ResNet-50 at 32 px, two CPU ranks with one thread each, a checkpoint every 5 steps. Files are in

@@ -42,7 +42,7 @@ use tonic::{
 
 pub use processes::{
     ProcessExit, announce_end, binary, children, descendants, hang_up, interrupt, kill, stop,
-    terminate,
+    terminate, wake,
 };
 
 /// Longest wait for a single event. Generous, because test machines are shared; it matters only if something is broken.
@@ -407,6 +407,27 @@ impl Cluster {
         children(self.agent_pid(agent))
     }
 
+    /// Uses the coordinator at this URL from now on, which this cluster has not started, once it serves.
+    pub async fn serves_at(&mut self, url: &str) {
+        url.clone_into(&mut self.url);
+        let endpoint = Endpoint::from_shared(self.url()).expect("an address");
+        let connects = async || endpoint.connect().await.ok().map(drop);
+        self.until("the coordinator serves", connects).await;
+    }
+
+    /// Process id of the coordinator.
+    #[must_use]
+    pub fn coordinator_pid(&self) -> u32 {
+        self.coordinator.as_ref().and_then(Child::id).expect("a coordinator")
+    }
+
+    /// Waits until the coordinator exits by itself; returns its exit code and the log.
+    pub async fn coordinator_ends(&mut self) -> (Option<i32>, String) {
+        let mut child = self.coordinator.take().expect("a coordinator");
+        let status = in_time("the coordinator ends", child.wait()).await.expect("its status");
+        (status.code(), self.log("coordinator"))
+    }
+
     /// Kills the coordinator with SIGKILL.
     pub async fn kill_coordinator(&mut self) {
         let mut child = self.coordinator.take().expect("a coordinator");
@@ -443,6 +464,13 @@ impl Cluster {
         while !events.next_of(Kind::Saved).await.step().is_multiple_of(per_epoch) {}
         let reason = "end of the test".to_owned();
         self.client().await.drain(DrainRequest { reason }).await.expect("a drain");
+        if self.coordinator.is_none() {
+            // A node serves the job.
+            for mut agent in std::mem::take(&mut self.agents) {
+                in_time("an agent ends", agent.child.wait()).await.expect("its status");
+            }
+            return;
+        }
         let (coordinator, _) = self.finish().await;
         let code = Some(i32::from(exit::DRAINED));
         assert_eq!(coordinator.code(), code, "{}", self.log("coordinator"));

@@ -69,6 +69,11 @@ pub fn stop(pid: u32) {
     kill_process(raw(pid), Signal::STOP).expect("it can be stopped");
 }
 
+/// Lets a stopped process continue.
+pub fn wake(pid: u32) {
+    kill_process(raw(pid), Signal::CONT).expect("it can be woken");
+}
+
 /// Sends SIGINT, like Ctrl-C in a terminal.
 pub fn interrupt(pid: u32) {
     kill_process(raw(pid), Signal::INT).expect("it can be signalled");

@@ -56,6 +56,12 @@ impl ClientCredentials {
         self.bearer.clone()
     }
 
+    /// Whether calls carry a token.
+    #[must_use]
+    pub fn has_token(&self) -> bool {
+        self.bearer.0.is_some()
+    }
+
     /// Adds TLS to `endpoint` if its address begins with `https://`.
     ///
     /// # Errors

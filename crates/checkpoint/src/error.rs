@@ -6,7 +6,7 @@ use baton_job::Generation;
 use baton_s3::{BucketRefusal, CLOCK_REMEDY, brief, hide_password, refusal};
 use rustix::io::Errno;
 
-use crate::access::Location;
+use crate::{Lease, access::Location};
 
 /// Why a checkpoint operation failed.
 #[derive(Debug, thiserror::Error)]
@@ -72,6 +72,14 @@ pub enum Error {
         generation: Generation,
         /// The job of that generation, as a part of the message; empty if unknown.
         by: String,
+    },
+    /// Another coordinator has taken the lease of the job.
+    #[error("another coordinator has taken over the job in {location}{}", described(by))]
+    Replaced {
+        /// The folder or bucket.
+        location: String,
+        /// The newer lease.
+        by: Box<Lease>,
     },
     /// A different checkpoint of that name exists.
     #[error("checkpoint {0} already exists")]
@@ -211,6 +219,7 @@ impl Error {
             Self::Fenced { .. } | Self::NotCommittable { .. } => false,
             Self::Access { .. }
             | Self::TakenOver { .. }
+            | Self::Replaced { .. }
             | Self::Exists(_)
             | Self::Missing { .. }
             | Self::NoReference(_)
@@ -235,6 +244,16 @@ impl Error {
     /// The error for a folder that cannot be created, written or read.
     pub(crate) fn unusable_folder(location: &str, error: &io::Error) -> Self {
         Self::unusable(location, error, folder_remedy(error.kind()).unwrap_or(OTHER_FOLDER))
+    }
+}
+
+/// Where the holder of a lease is, as a part of a message.
+fn described(lease: &Lease) -> String {
+    let place = format!(": run folder {} on host {}", lease.run_dir, lease.host);
+    match &lease.address {
+        Some(address) => format!("{place}, at {address}"),
+        None if lease.host.is_empty() => String::new(),
+        None => place,
     }
 }
 

@@ -5,6 +5,7 @@
 //! ```text
 //! fences/000003                           the newest generation; older ones can no longer commit
 //! journal/JOB/00000001-00000100.json      the coordinator's journal, in parts
+//! leases/000002.json                      which coordinator serves the job, and where
 //! frozen/0d5c….safetensors                frozen state, written once and shared by checkpoints
 //! latest                                  name of the newest commit, for people; no code reads it
 //! step-0000000440-gen-000003/
@@ -35,6 +36,7 @@ mod folder;
 mod frozen;
 mod journal;
 mod layout;
+mod lease;
 mod manifest;
 mod name;
 mod prune_decision;
@@ -60,6 +62,7 @@ pub use fence::Claimant;
 pub use frozen::FrozenEntry;
 pub use journal::JournalPart;
 pub use layout::{ALIGNMENT, FlatRegion, LayoutMapping, MovedRange, StateLayout};
+pub use lease::Lease;
 pub use manifest::{Manifest, RegionInfo, ShardEntry, TensorInfo, VERSION};
 pub use name::{CheckpointReference, MANIFEST, SaveId};
 pub use prune_decision::{KeepReason, PruneDecision, RemovalReason, prune_decisions};

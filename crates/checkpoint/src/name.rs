@@ -70,6 +70,7 @@ pub(crate) const EVALUATION: &str = "evaluation.json";
 pub(crate) const FROZEN: &str = "frozen";
 pub(crate) const FENCES: &str = "fences";
 pub(crate) const JOURNAL: &str = "journal";
+pub(crate) const LEASES: &str = "leases";
 pub(crate) const LATEST: &str = "latest";
 
 pub(crate) fn shard_file(rank: Rank, world_size: u32) -> String {

@@ -8,12 +8,14 @@ use std::{
     fs,
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
+    thread,
     time::Duration,
 };
 
 use baton_access::{
     ClientCredentials, ClientFiles, ForRun, RunFolder, client::tls_problem, run::OTHER_RUN,
 };
+use baton_checkpoint::{Lease, Store};
 use baton_job::exit::Failure;
 use baton_proto::v1::{
     CheckpointEntry, DrainRequest, GetRecipeRequest, GetRecipeResponse, GetStatusRequest,
@@ -54,6 +56,9 @@ pub(crate) struct CoordinatorFlags {
     /// Run folder of the job, which contains its coordinator's address; overrides BATON_COORDINATOR
     #[arg(long, value_name = "DIR")]
     pub(crate) run_dir: Option<PathBuf>,
+    /// Checkpoint store of the job (a folder or s3://BUCKET/PREFIX), which says on which machine its coordinator is now
+    #[arg(long, value_name = "STORE", conflicts_with_all = ["coordinator", "run_dir"])]
+    pub(crate) store: Option<String>,
     #[command(flatten)]
     pub(crate) access: ClientFiles,
 }
@@ -131,8 +136,8 @@ impl EndpointFile {
     }
 }
 
-/// Finds the coordinator. In this order: the flag `--coordinator`, the run folder given by `--run-dir`, the environment
-/// `variable`, the newest run below `runs`, the default address.
+/// Finds the coordinator. In this order: the flag `--coordinator`, the run folder given by `--run-dir`, the store given by
+/// `--store`, the environment `variable`, the newest run below `runs`, the default address.
 fn find(flags: &CoordinatorFlags, variable: Option<&str>, runs: &Path) -> Result<Address, Failure> {
     if let Some(address) = &flags.coordinator {
         return Ok(Address::new(address, COORDINATOR_FLAG));
@@ -147,6 +152,9 @@ fn find(flags: &CoordinatorFlags, variable: Option<&str>, runs: &Path) -> Result
             ))
         })?;
         return of_run(run_dir, &endpoint, &path);
+    }
+    if let Some(location) = &flags.store {
+        return of_store(location);
     }
     if let Some(address) = variable {
         return Ok(Address::new(address, COORDINATOR_VARIABLE));
@@ -169,6 +177,32 @@ fn of_run(run_dir: &Path, endpoint: &EndpointFile, path: &Path) -> Result<Addres
         "no coordinator is running in {dir}: it is a copy of the run folder of the coordinator at {address}; give \
          that folder with --run-dir, or start a job here with `baton up RECIPE --run-dir {dir}`"
     )))
+}
+
+/// The address in the newest lease of a checkpoint store.
+fn of_store(location: &str) -> Result<Address, Failure> {
+    let read = || Store::open_existing(location)?.lease();
+    // A store blocks, which is not allowed on an async thread.
+    let read = thread::scope(|scope| scope.spawn(read).join());
+    let lease = read.map_err(|_| failed("reading the lease panicked; this is a bug"))?;
+    let lease = lease.map_err(|error| match error.is_bad_input() {
+        true => bad_input(format!("--store: {error}")),
+        false => failed(format!("--store: {error}")),
+    })?;
+    let lease = lease.ok_or_else(|| {
+        failed(format!(
+            "{location} does not say where its coordinator is: no job with its run folder elsewhere has trained there; \
+             give --coordinator or --run-dir"
+        ))
+    })?;
+    let Lease { address, host, run_dir, .. } = lease;
+    let address = address.ok_or_else(|| {
+        failed(format!(
+            "the coordinator is on host {host}, with the run folder {run_dir}: give its address with --coordinator \
+             (if it is started with --host, {location} says it)"
+        ))
+    })?;
+    Ok(Address::new(&address, location))
 }
 
 /// The most recently modified `runs/*/name`.

@@ -318,7 +318,7 @@ export const drawCheckpoints = (status, listed) => {
 
 /** Kinds of events that are marked as bad or as warnings. */
 const BAD_EVENTS = new Set(["rank_failed", "node_lost", "save_failed", "store_unavailable", "diverged"]);
-const WARNING_EVENTS = new Set(["draining", "straggler", "node_leaves", "node_quarantined", "paused", "budget", "checkpoint_advised", "samples_skipped", "gpu_warning"]);
+const WARNING_EVENTS = new Set(["draining", "straggler", "node_leaves", "coordinator_moved", "node_quarantined", "paused", "budget", "checkpoint_advised", "samples_skipped", "gpu_warning"]);
 
 export const drawEvents = (events) => {
   const shown = events.slice(-MAX_ROWS).reverse();

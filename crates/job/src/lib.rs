@@ -14,6 +14,7 @@
 //! | [`exit`] | why a process ended, and what follows from it |
 //! | [`engine`] | coordinator: generations, recovery, draining |
 //! | [`session`] | agent: spawning, watching and stopping the ranks of one node |
+//! | [`standby`] | agent: starting another coordinator, if that of the job is lost |
 
 #![forbid(unsafe_code)]
 
@@ -29,6 +30,7 @@ pub mod message;
 pub mod plan;
 pub mod session;
 mod shorten;
+pub mod standby;
 pub mod time;
 
 pub use ids::{Generation, JobId, NodeId, Rank};

@@ -26,6 +26,7 @@ same_variants!(
         SaveWaits,
         SaveFailed,
         StoreUnavailable,
+        CoordinatorMoved,
         RankFailed,
         GpuWarning,
         Diverged,

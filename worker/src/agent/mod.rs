@@ -3,13 +3,14 @@
 //! One loop owns the session and performs its actions. [`uplink`] is the connection to the coordinator, [`processes`]
 //! are the rank processes, [`notices`] reports shutdown signals and interruption notices, [`stats`] measures the
 //! machine, and [`gpus`] monitors its GPUs. All of them only put events into the loop's queue. [`logs`] sends log lines
-//! independently.
+//! independently, and [`standby`] finds or starts another coordinator if that of the job is lost.
 
 mod fabric;
 mod gpus;
 mod logs;
 mod notices;
 mod processes;
+mod standby;
 mod stats;
 mod uplink;
 
@@ -27,13 +28,20 @@ use baton_job::{
     parse_seconds,
     plan::MAX_LOCAL_RANKS,
     session::{Action, Event, Policy, Session},
+    standby::{SeenLease, StandbyAction},
 };
 use baton_recipe::{JobSpec, spec::DeviceChoice};
 use tokio::sync::mpsc;
 use tracing::{debug, error, info, warn};
 
 pub(crate) use self::gpus::shown_by_driver;
-use self::{gpus::Gpus, logs::OwnLog, processes::Processes, uplink::Uplink};
+use self::{
+    gpus::Gpus,
+    logs::OwnLog,
+    processes::Processes,
+    standby::{StandbyFlags, StandbyNode, StandbySetup},
+    uplink::Uplink,
+};
 use crate::{link::Setup, logging};
 
 /// Run this node's part of a job.
@@ -47,6 +55,10 @@ pub(crate) struct Args {
         default_value = "http://127.0.0.1:29600"
     )]
     coordinator: String,
+    /// Checkpoint store of the job, a folder or s3://BUCKET/PREFIX, which says where the coordinator is if another machine
+    /// has taken over. Needed only by an agent that starts after that.
+    #[arg(long, value_name = "STORE")]
+    store: Option<String>,
     #[command(flatten)]
     access: ClientFiles,
     /// Ranks to offer; by default one per GPU (or MIG part of a GPU), and one on a machine without GPUs.
@@ -70,6 +82,8 @@ pub(crate) struct Args {
     /// Drain and exit when the process that started this one ends.
     #[arg(long)]
     exit_with_parent: bool,
+    #[command(flatten)]
+    standby: StandbyFlags,
 }
 
 /// Input of the agent's loop.
@@ -80,6 +94,10 @@ enum AgentInput {
     Welcome(Welcome),
     /// The coordinator refused this agent.
     Refused(Failure),
+    /// The coordinator's lease, if there is one and it can be read.
+    LeaseSeen(Option<SeenLease>),
+    /// The coordinator that this agent has started has ended.
+    CoordinatorEnded,
     /// The coordinator refused its certificate or token, or the agent the coordinator's.
     Unauthorized(Failure),
 }
@@ -122,6 +140,10 @@ struct Agent {
     /// Why the coordinator last did not admit this agent; the same is not logged again.
     last_refusal: String,
     node: NodeId,
+    /// Once the coordinator has sent the job.
+    standby: Option<StandbyNode>,
+    /// Whether the coordinator was reached with TLS or a token.
+    is_protected: bool,
     /// Rank of each local rank, for labelling log lines.
     ranks: logs::Ranks,
 }
@@ -142,6 +164,7 @@ impl Agent {
         let credentials =
             args.access.credentials(|name| std::env::var(name).ok()).map_err(bad_input)?;
         let uplink = Uplink::new(&args.coordinator, &credentials, queue.clone())?;
+        let is_protected = uplink.has_tls() || credentials.has_token();
         let fabric = fabric::detect(&args.host);
         if let Some(warning) = fabric.warning() {
             warn!("{warning}");
@@ -164,6 +187,8 @@ impl Agent {
             last_reason: String::new(),
             last_refusal: String::new(),
             node,
+            standby: None,
+            is_protected,
             ranks: logs::Ranks::default(),
         })
     }
@@ -177,9 +202,19 @@ impl Agent {
         notices::forward_signals(self.queue.clone())?;
         notices::watch_file(self.args.drain_file.clone(), self.queue.clone());
         notices::watch_metadata(self.start, self.queue.clone())?;
+        if let Some(location) = self.args.store.clone() {
+            let follower =
+                StandbyNode::follow(self.standby_setup(), location, self.now(), &self.queue)?;
+            self.standby = Some(follower);
+        }
         let mut event = Event::Tick;
         loop {
             if let Some(outcome) = self.handle(event)? {
+                // The coordinator, which may be this node's, waits until every agent has left.
+                drop(self.uplink);
+                if let Some(standby) = self.standby {
+                    standby.finish().await;
+                }
                 return Ok(outcome);
             }
             event = self.next_event().await?;
@@ -189,12 +224,27 @@ impl Agent {
     /// Waits for the session's next event, at most until its deadline.
     async fn next_event(&mut self) -> Result<Event, Failure> {
         loop {
-            let deadline = self.session.deadline().map(|at| at.since(self.now()));
-            let wait = deadline.unwrap_or(Duration::MAX);
+            self.watch_coordinator();
+            let standby = self.standby.as_ref().and_then(StandbyNode::deadline);
+            let deadline = self.session.deadline().into_iter().chain(standby).min();
+            let wait = deadline.map_or(Duration::MAX, |at| at.since(self.now()));
             match tokio::time::timeout(wait, self.inputs.recv()).await {
                 Err(_) | Ok(None) => return Ok(Event::Tick),
-                Ok(Some(AgentInput::Event(event))) => return Ok(event),
+                Ok(Some(AgentInput::Event(event))) => {
+                    if let (Event::Directive(directive), Some(standby)) =
+                        (&event, &mut self.standby)
+                    {
+                        standby.answered(Time(0).after(self.start.elapsed()), directive);
+                    }
+                    return Ok(event);
+                }
                 Ok(Some(AgentInput::Welcome(welcome))) => self.welcome(welcome)?,
+                Ok(Some(AgentInput::LeaseSeen(lease))) => self.lease_seen(lease),
+                Ok(Some(AgentInput::CoordinatorEnded)) => {
+                    if let Some(standby) = &mut self.standby {
+                        standby.ended();
+                    }
+                }
                 // Ranks may hold state, and the coordinator may soon have its right files again.
                 Ok(Some(AgentInput::Unauthorized(failure))) if self.welcome.is_some() => {
                     if self.last_refusal != failure.message {
@@ -284,8 +334,42 @@ impl Agent {
             self.gpus.check(&self.queue)?;
         }
         self.processes.use_gpus(on_gpus);
+        if self.welcome.is_none() && spec.cluster.standby {
+            let location = welcome.checkpoint_location.clone();
+            let setup = self.standby_setup();
+            let standby = StandbyNode::start(setup, location, self.now(), &self.queue)?;
+            self.standby = Some(standby);
+        }
         self.welcome = Some(welcome);
         Ok(())
+    }
+
+    fn standby_setup(&self) -> StandbySetup {
+        StandbySetup {
+            run_dir: self.args.run_dir.clone(),
+            host: self.args.host.clone(),
+            flags: self.args.standby.clone(),
+            is_protected: self.is_protected,
+        }
+    }
+
+    /// Reads the coordinator's lease if it does not answer.
+    fn watch_coordinator(&mut self) {
+        let now = self.now();
+        if let Some(standby) = &mut self.standby {
+            standby.tick(now);
+        }
+    }
+
+    fn lease_seen(&mut self, lease: Option<SeenLease>) {
+        let now = self.now();
+        let first_rank = self.ranks.lock().values().min().copied();
+        let Some(standby) = &mut self.standby else { return };
+        let place = first_rank.map_or(u32::MAX, |rank| rank / self.slots);
+        if let Some(StandbyAction::TakeOver { after }) = standby.seen(now, place, lease) {
+            standby.take_over(after);
+        }
+        self.uplink.use_address(standby.address());
     }
 
     /// Fails if no coordinator has ever answered within the limit.

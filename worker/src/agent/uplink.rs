@@ -14,10 +14,10 @@ use baton_job::{
 };
 use baton_proto::v1::{self, node_service_client::NodeServiceClient};
 use parking_lot::Mutex;
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, task::JoinHandle};
 use tokio_stream::wrappers::{ReceiverStream, UnboundedReceiverStream};
 use tonic::{Code, Status, transport::Endpoint};
-use tracing::{debug, error};
+use tracing::{debug, error, info, warn};
 
 use super::{AgentInput, InputQueue};
 
@@ -26,9 +26,12 @@ const RECEIVE_WINDOW_BYTES: u32 = 4 << 20;
 
 /// Makes other calls to the coordinator, outside the stream of reports.
 pub(super) struct Caller {
-    endpoint: Endpoint,
+    endpoint: SharedEndpoint,
     bearer: Bearer,
 }
+
+/// Where the coordinator is now.
+type SharedEndpoint = Arc<Mutex<Endpoint>>;
 
 impl Caller {
     /// Sends log lines until the stream or the connection ends.
@@ -36,7 +39,8 @@ impl Caller {
         &mut self,
         lines: ReceiverStream<v1::ShipLogsRequest>,
     ) -> Result<(), Status> {
-        let channel = self.endpoint.connect().await;
+        let endpoint = self.endpoint.lock().clone();
+        let channel = endpoint.connect().await;
         let channel = channel.map_err(|error| Status::unavailable(innermost(&error)))?;
         let mut client = NodeServiceClient::with_interceptor(channel, self.bearer.clone());
         client.ship_logs(lines).await.map(drop)
@@ -45,8 +49,14 @@ impl Caller {
 
 /// Connects to the coordinator, sends reports, and puts what it receives into the agent's queue.
 pub(super) struct Uplink {
-    endpoint: Endpoint,
+    /// URL of the flag.
+    flag: String,
+    /// The newest URL of a lease, or that of the flag.
+    url: String,
+    endpoint: SharedEndpoint,
+    credentials: ClientCredentials,
     bearer: Bearer,
+    stream: Option<JoinHandle<()>>,
     queue: InputQueue,
     outbox: Option<mpsc::UnboundedSender<v1::Frame>>,
     last_error: Arc<Mutex<String>>,
@@ -59,26 +69,51 @@ impl Uplink {
         queue: InputQueue,
     ) -> Result<Self, Failure> {
         let url = if url.contains("://") { url.to_owned() } else { format!("http://{url}") };
-        let invalid = |problem: &str| {
+        let endpoint = endpoint(&url, credentials).map_err(|problem| {
             bad_input(format!("--coordinator {url}: {problem}; e.g. http://10.0.0.1:29600"))
-        };
-        let endpoint = Endpoint::from_shared(url.clone());
-        let endpoint = endpoint.map_err(|error| invalid(&error.to_string()))?;
-        if !matches!(endpoint.uri().scheme_str(), Some("http" | "https")) {
-            return Err(invalid("must begin with http:// or https://"));
+        })?;
+        Ok(Self {
+            flag: url.clone(),
+            url,
+            endpoint: Arc::new(Mutex::new(endpoint)),
+            bearer: credentials.bearer(),
+            credentials: credentials.clone(),
+            queue,
+            stream: None,
+            outbox: None,
+            last_error: Arc::default(),
+        })
+    }
+
+    /// Whether the coordinator is reached by TLS.
+    pub(super) fn has_tls(&self) -> bool {
+        self.flag.starts_with("https://")
+    }
+
+    /// Connects to the coordinator at this URL from now on, or to that of the flag. A connection to another one ends.
+    pub(super) fn use_address(&mut self, address: Option<&str>) {
+        let url = address.unwrap_or(&self.flag);
+        if url == self.url {
+            return;
         }
-        let endpoint = endpoint
-            .connect_timeout(Duration::from_secs(3))
-            .tcp_nodelay(true)
-            // Large enough for one message with the addresses of thousands of ranks.
-            .initial_stream_window_size(RECEIVE_WINDOW_BYTES)
-            .initial_connection_window_size(RECEIVE_WINDOW_BYTES)
-            .http2_keep_alive_interval(Duration::from_secs(5))
-            .keep_alive_timeout(Duration::from_secs(5))
-            .keep_alive_while_idle(true);
-        let endpoint = credentials.secure(endpoint).map_err(bad_input)?;
-        let bearer = credentials.bearer();
-        Ok(Self { endpoint, bearer, queue, outbox: None, last_error: Arc::default() })
+        url.clone_into(&mut self.url);
+        // The token must not be sent without encryption because of a file in the store.
+        let found = match self.has_tls() && !self.url.starts_with("https://") {
+            true => Err("it has no TLS, and that of --coordinator has".to_owned()),
+            false => endpoint(&self.url, &self.credentials),
+        };
+        match found {
+            Ok(found) => *self.endpoint.lock() = found,
+            Err(problem) => {
+                warn!(self.url, "the address in the coordinator's lease is not used: {problem}");
+                return;
+            }
+        }
+        info!(self.url, "another coordinator serves the job");
+        if let Some(stream) = self.stream.take().filter(|stream| !stream.is_finished()) {
+            stream.abort();
+            let _ = self.queue.send(AgentInput::Event(Event::Disconnected));
+        }
     }
 
     /// A [`Caller`] for the same coordinator.
@@ -95,10 +130,10 @@ impl Uplink {
     pub(super) fn connect(&mut self) {
         let (outbox, messages) = mpsc::unbounded_channel();
         self.outbox = Some(outbox);
-        let (endpoint, bearer) = (self.endpoint.clone(), self.bearer.clone());
+        let (endpoint, bearer) = (self.endpoint.lock().clone(), self.bearer.clone());
         let queue = self.queue.clone();
         let last_error = self.last_error.clone();
-        tokio::spawn(async move {
+        let stream = tokio::spawn(async move {
             let ended = serve_stream(endpoint, bearer, messages, &queue).await;
             let input = ended.err().map_or(AgentInput::Event(Event::Disconnected), |status| {
                 debug!(%status, "disconnected");
@@ -107,6 +142,7 @@ impl Uplink {
             });
             let _ = queue.send(input);
         });
+        self.stream = Some(stream);
     }
 
     /// Sends over the current connection. If it breaks, the report is lost; the hello of the next connection repeats
@@ -118,6 +154,24 @@ impl Uplink {
             Err(error) => error!(%error, ?report, "report cannot be encoded"),
         }
     }
+}
+
+/// The coordinator at this URL, or what is wrong with it.
+fn endpoint(url: &str, credentials: &ClientCredentials) -> Result<Endpoint, String> {
+    let endpoint = Endpoint::from_shared(url.to_owned()).map_err(|error| error.to_string())?;
+    if !matches!(endpoint.uri().scheme_str(), Some("http" | "https")) {
+        return Err("must begin with http:// or https://".to_owned());
+    }
+    let endpoint = endpoint
+        .connect_timeout(Duration::from_secs(3))
+        .tcp_nodelay(true)
+        // Large enough for one message with the addresses of thousands of ranks.
+        .initial_stream_window_size(RECEIVE_WINDOW_BYTES)
+        .initial_connection_window_size(RECEIVE_WINDOW_BYTES)
+        .http2_keep_alive_interval(Duration::from_secs(5))
+        .keep_alive_timeout(Duration::from_secs(5))
+        .keep_alive_while_idle(true);
+    credentials.secure(endpoint).map_err(|error| error.to_string())
 }
 
 async fn serve_stream(

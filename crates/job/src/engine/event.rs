@@ -67,6 +67,11 @@ pub enum Event {
         /// What, where, what to do.
         problem: String,
     },
+    /// This coordinator continues the job of a lost one on another machine.
+    CoordinatorMoved {
+        /// From where to where, for people.
+        text: String,
+    },
     /// The time of [`Engine::deadline`](super::Engine::deadline) is reached.
     Tick,
 }

@@ -63,6 +63,8 @@ pub enum JobEventKind {
     SaveFailed,
     /// The checkpoint store refuses a new generation; it is tried again.
     StoreUnavailable,
+    /// A coordinator on another machine continues the job; the text states where.
+    CoordinatorMoved,
     /// A rank's process ended before it was done.
     RankFailed,
     /// The driver reported an error of a GPU, or a GPU is unhealthy.

@@ -108,7 +108,7 @@ pub use self::{
     event::{Action, AgentRetry, Event, MetricPoint},
     job_event::{JobEvent, JobEventKind},
     pause::Pause,
-    record::{JobOrigin, Record},
+    record::{JobOrigin, RanksOfLostJob, Record},
     recovery::{Recovery, RecoveryParts},
     status::{NodeStatus, PhaseName, RankState, RankStatus, Spending, Status},
 };
@@ -126,8 +126,6 @@ pub struct Engine {
     spec: Arc<JobSpec>,
     origin: JobOrigin,
     policy: Policy,
-    /// When this coordinator started.
-    started: Time,
     nodes: Nodes,
     lifecycle: Lifecycle,
     results: Results,
@@ -184,7 +182,6 @@ impl Engine {
     fn blank(spec: &JobSpec, origin: JobOrigin, now: Time) -> Self {
         Self {
             policy: Policy::new(spec),
-            started: now,
             nodes: Nodes::default(),
             lifecycle: Lifecycle::new(origin.first_generation, now),
             results: Results::default(),
@@ -240,6 +237,9 @@ impl Engine {
             Event::TakenOver { message } => self.taken_over(now, message),
             Event::JournalNotCopied { problem } => {
                 self.publish(JobEventKind::StoreUnavailable, problem);
+            }
+            Event::CoordinatorMoved { text } => {
+                self.publish(JobEventKind::CoordinatorMoved, text);
             }
             Event::Tick => {}
         }

@@ -32,9 +32,6 @@ const SLOW_STORE: Duration = Duration::from_secs(5);
 /// How long a job whose ranks hold no state waits for a store that refuses its generations.
 const STORE_TIMEOUT: Duration = Duration::from_secs(600);
 
-/// What a journal may lack that was copied from the store, because the coordinator before copied it a moment ago.
-const COPY_LAG: Duration = Duration::from_secs(60);
-
 /// A generation whose fence is being raised.
 #[derive(Clone, Debug)]
 pub(super) struct GenerationOpening {
@@ -91,13 +88,6 @@ impl Engine {
         if outage.and_then(|outage| outage.retry_at).is_none() {
             self.raise_fence(now, Some(cause));
         }
-    }
-
-    /// Whether the journal may be out of date because another coordinator has continued the job since this one started, which
-    /// has opened no generation. Then it must not open one before it has compared its journal with the copy in the store.
-    #[must_use]
-    pub fn may_be_outdated(&self, now: Time) -> bool {
-        !self.lifecycle.may_have_ranks && now.since(self.started) > COPY_LAG
     }
 
     fn raise_fence(&mut self, now: Time, change: Option<NodeChangeCause>) {

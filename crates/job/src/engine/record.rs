@@ -75,6 +75,15 @@ pub enum Record {
     Ended(Outcome),
 }
 
+/// What is known of the ranks of a job whose coordinator is lost with its run folder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RanksOfLostJob {
+    /// They may run, and their agents find the new coordinator: it waits for them.
+    MayRun,
+    /// Their agents do not know the new coordinator, or are lost too.
+    Lost,
+}
+
 impl Record {
     /// The newest record of the job's course: it was created, opened a generation, or ended.
     #[must_use]
@@ -88,7 +97,11 @@ impl Record {
     /// its journal that may lack the newest records. `fence` is the newest generation that ranks can have seen. `None` if
     /// there is no job that can continue.
     #[must_use]
-    pub fn after_loss(records: &[Self], fence: Generation) -> Option<Vec<Self>> {
+    pub fn after_loss(
+        records: &[Self],
+        fence: Generation,
+        ranks: RanksOfLostJob,
+    ) -> Option<Vec<Self>> {
         match Self::last_turn(records)? {
             Self::Ended(outcome) if !outcome.is_resumable() => return None,
             _ => {}
@@ -98,6 +111,9 @@ impl Record {
             _ => None,
         });
         let is_missing = opened.is_none_or(|opened| opened < fence);
+        if !is_missing && ranks == RanksOfLostJob::MayRun {
+            return Some(Vec::new());
+        }
         let missing =
             is_missing.then_some(Self::Opened { generation: fence, placements: Vec::new() });
         // Nobody waits for the agents of the lost coordinator: those that come keep their state.
@@ -256,15 +272,43 @@ mod tests {
         let begun = vec![Record::Created(origin), opened(vec![placement(0, "a", 0)])];
         for (copied, fence) in [(1, 1), (2, 1), (2, 3)] {
             let mut records = begun[..copied].to_vec();
-            records.extend(Record::after_loss(&records, Generation(fence)).unwrap());
+            records.extend(
+                Record::after_loss(&records, Generation(fence), RanksOfLostJob::Lost).unwrap(),
+            );
             let engine = Engine::replay(&spec, &records, Time(0)).unwrap();
             assert_eq!(engine.generation(), Generation(fence));
             assert!(matches!(engine.lifecycle.phase, Phase::Gathering), "nobody is waited for");
         }
         let ended = |outcome| [begun.clone(), vec![Record::Ended(outcome)]].concat();
-        assert!(Record::after_loss(&ended(Outcome::Stopped), Generation(1)).is_some());
-        assert_eq!(Record::after_loss(&ended(Outcome::Completed), Generation(1)), None);
-        assert_eq!(Record::after_loss(&[], Generation(1)), None);
+        assert!(
+            Record::after_loss(&ended(Outcome::Stopped), Generation(1), RanksOfLostJob::Lost)
+                .is_some()
+        );
+        assert_eq!(
+            Record::after_loss(&ended(Outcome::Completed), Generation(1), RanksOfLostJob::Lost),
+            None
+        );
+        assert_eq!(Record::after_loss(&[], Generation(1), RanksOfLostJob::Lost), None);
+    }
+
+    #[test]
+    fn who_takes_over_from_a_lost_coordinator_waits_for_the_ranks_of_the_generation_it_knows() {
+        let spec = crate::kit::recipe(&[], &[]);
+        let origin = JobOrigin {
+            job: JobId::default(),
+            recipe: None,
+            first_generation: Generation(1),
+            restore: Restore::default(),
+        };
+        let begun = vec![Record::Created(origin), opened(vec![placement(0, "a", 0)])];
+        for (fence, waits) in [(1, true), (2, false)] {
+            let mut records = begun.clone();
+            let added = Record::after_loss(&records, Generation(fence), RanksOfLostJob::MayRun);
+            records.extend(added.unwrap());
+            let engine = Engine::replay(&spec, &records, Time(0)).unwrap();
+            assert_eq!(engine.generation(), Generation(fence));
+            assert_eq!(matches!(engine.lifecycle.phase, Phase::Reattaching { .. }), waits);
+        }
     }
 
     #[test]

@@ -43,6 +43,7 @@ const FAULTS: &[(u32, &str, Fault)] = &[
         });
     }),
     (20, "the coordinator crashes", Cluster::coordinator_crashes),
+    (10, "the coordinator's machine is lost", Cluster::coordinator_is_lost),
     (20, "the coordinator crashes between two actions", |cluster| {
         cluster.coordinator.crashes_after = Some(cluster.rng.usize(0..6));
     }),

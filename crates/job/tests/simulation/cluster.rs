@@ -59,6 +59,8 @@ pub(crate) enum SimEvent {
     StoreAnswers {
         life: u64,
         generation: Generation,
+        /// Number of records in the journal's copy then.
+        copied: usize,
     },
     AgentRestarts(AgentId),
     Fault,
@@ -189,7 +191,9 @@ impl Cluster {
             SimEvent::ShardsWritten(group) => self.shards_written(group),
             SimEvent::ManifestLands(group) => self.manifest_lands(group),
             SimEvent::CoordinatorRestarts => self.coordinator_restarts(),
-            SimEvent::StoreAnswers { life, generation } => self.store_answers(life, generation),
+            SimEvent::StoreAnswers { life, generation, copied } => {
+                self.store_answers(life, generation, copied);
+            }
             SimEvent::AgentRestarts(id) => self.agent_restarts(id),
             SimEvent::Fault => self.fault(),
             SimEvent::Calm => self.calm_down(),

@@ -2,7 +2,7 @@
 
 use baton_job::{
     Generation,
-    engine::{Action, Engine, Event, Incident, Record, Status},
+    engine::{Action, Engine, Event, Incident, RanksOfLostJob, Record, Status},
     exit::crash,
     ids::Attachment,
     message::Restore,
@@ -23,6 +23,10 @@ pub(crate) struct Coordinator {
     /// Number of starts.
     pub(crate) life: u64,
     pub(crate) journal: Vec<Record>,
+    /// Number of records that are certainly in the journal's copy.
+    copied: usize,
+    /// Whether the next start is on another machine, from the copy.
+    moves: bool,
     attachments: u64,
     /// Number of actions after which the coordinator crashes, in one of the next events.
     pub(crate) crashes_after: Option<usize>,
@@ -43,6 +47,8 @@ impl Coordinator {
             engine: Some(engine),
             life: 1,
             journal: Vec::new(),
+            copied: 0,
+            moves: false,
             attachments: 0,
             crashes_after: None,
             store_refuses_until: Time(0),
@@ -134,12 +140,13 @@ impl Cluster {
         if self.rng.bool() {
             self.store.raise_fence(generation);
         }
-        self.schedule(at, SimEvent::StoreAnswers { life, generation });
+        let copied = self.coordinator.journal.len();
+        self.schedule(at, SimEvent::StoreAnswers { life, generation, copied });
     }
 
     /// A store that refuses to be written may have raised the fence before it failed. The request of a coordinator that has
     /// crashed may still be carried out.
-    pub(crate) fn store_answers(&mut self, life: u64, generation: Generation) {
+    pub(crate) fn store_answers(&mut self, life: u64, generation: Generation, copied: usize) {
         let refuses = self.coordinator.store_refuses_until > self.now;
         let is_received = self.coordinator.life == life && self.coordinator.engine.is_some();
         if !refuses && is_received || self.rng.bool() {
@@ -154,6 +161,7 @@ impl Cluster {
             let failure = crash("the disk is full");
             return self.coordinate(Event::FenceFailed { failure });
         }
+        self.coordinator.copied = copied;
         self.facts.push(Fact::FenceRaised(generation));
         self.coordinate(Event::Fenced);
     }
@@ -172,9 +180,20 @@ impl Cluster {
         self.schedule(at, SimEvent::CoordinatorRestarts);
     }
 
+    /// The coordinator's machine is lost. Another one continues, from a copy of the journal that may lack the newest
+    /// records.
+    pub(crate) fn coordinator_is_lost(&mut self) {
+        self.coordinator.moves |=
+            self.coordinator.engine.is_some() && !self.coordinator.job_is_over();
+        self.coordinator_crashes();
+    }
+
     pub(crate) fn coordinator_restarts(&mut self) {
         if self.coordinator.engine.is_some() {
             return;
+        }
+        if std::mem::take(&mut self.coordinator.moves) {
+            self.continue_with_copy();
         }
         let spec = &self.plan.spec;
         let engine = Engine::replay(spec, &self.coordinator.journal, self.now)
@@ -186,5 +205,19 @@ impl Cluster {
             self.restart_agent_after(id, 0..=3_000);
         }
         self.coordinate(Event::Tick);
+    }
+
+    fn continue_with_copy(&mut self) {
+        let Coordinator { journal, copied, .. } = &mut self.coordinator;
+        if *copied == 0 {
+            // Nobody takes over before the first generation; the same coordinator starts again.
+            return;
+        }
+        let length = self.rng.usize((*copied).min(journal.len())..=journal.len());
+        journal.truncate(length);
+        let fence = self.store.fence;
+        let added = Record::after_loss(journal, fence, RanksOfLostJob::MayRun).unwrap_or_default();
+        journal.extend(added);
+        *copied = journal.len();
     }
 }

@@ -31,6 +31,9 @@ pub struct Cluster {
     /// Every node keeps a spare process ready, which replaces a rank that dies: it has loaded the libraries and opened
     /// the data, and uses no GPU memory.
     pub warm_spare: bool,
+    /// If the coordinator does not answer any more, a node starts another one, which continues the job. Needs several nodes,
+    /// and a `checkpoint.dir` outside of the run folder.
+    pub standby: bool,
     /// Longest wait for ranks to save and stop after the request.
     pub drain_seconds: f64,
     /// Consecutive generations that may fail without a new step before the job fails.
@@ -50,6 +53,7 @@ impl Default for Cluster {
             collective_seconds: 300.0,
             hang_seconds: 60.0,
             warm_spare: false,
+            standby: true,
             drain_seconds: 100.0,
             restart_limit: 3,
         }

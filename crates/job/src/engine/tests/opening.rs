@@ -478,16 +478,6 @@ fn a_process_that_is_ready_and_dies_while_the_store_is_slow_gets_its_time_again(
 }
 
 #[test]
-fn a_journal_is_out_of_date_if_the_first_generation_comes_late() {
-    let mut engine = gathering(1);
-    assert!(!engine.may_be_outdated(at(60.0)));
-    assert!(engine.may_be_outdated(at(61.0)));
-    attach(&mut engine, at(61.0), 0, 1, None);
-    assert!(!engine.may_be_outdated(at(1000.0)), "it has opened one");
-    assert!(!reattaching(&[1]).may_be_outdated(at(1000.0)), "so has the one before");
-}
-
-#[test]
 fn a_rollback_before_the_store_answers_is_carried_out_by_the_next_generation() {
     let mut engine = joining();
     let generation = Generation(1);

@@ -31,6 +31,13 @@ impl Invariant for AttachedTimeAddsUp {
                 self.persisted = *spent;
             }
             Fact::CoordinatorReplayed => {
+                // A copy of the journal may lack the newest entry.
+                let metered =
+                    cluster.coordinator.journal.iter().rev().find_map(|record| match record {
+                        Record::Metered(spent) => Some(*spent),
+                        _ => None,
+                    });
+                self.persisted = metered.unwrap_or_default();
                 self.sum = self.persisted;
                 self.since = None;
             }

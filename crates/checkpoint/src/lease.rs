@@ -1,0 +1,187 @@
+//! The lease of the coordinator: which coordinator serves the job of a store, where, and that it still does.
+//!
+//! A lease is an object that one coordinator creates and only that one overwrites: `leases/000002.json`. The highest number
+//! is the current lease, so a coordinator takes over from another one by creating the next number, which only one of
+//! several can. A lease that renews is overwritten every second. Who watches one that does not change for some seconds, by
+//! their own clock, knows that its holder is gone; no clock is compared with another machine's.
+//!
+//! A lease is for finding a coordinator and for electing the next one. That no two write the checkpoints of one generation
+//! is the work of the fence alone.
+
+use baton_job::JobId;
+use object_store::{PutMode, path::Path};
+use serde::{Deserialize, Serialize};
+
+use crate::{Error, Store, name::LEASES};
+
+/// A coordinator's claim to serve the job of a store.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Lease {
+    /// From 1; the name of the object.
+    #[serde(skip)]
+    pub number: u64,
+    /// Random identity of the coordinator's process.
+    pub owner: String,
+    /// The job.
+    pub job: JobId,
+    /// Name of the coordinator's machine.
+    pub host: String,
+    /// The run folder on that machine.
+    pub run_dir: String,
+    /// URL at which agents and tools reach the coordinator; `None` where only its agents' flags know it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<String>,
+    /// Whether it is overwritten every second, so that one that does not change is that of a lost coordinator.
+    pub renews: bool,
+    /// How often it was overwritten.
+    pub renewals: u64,
+    /// Whether the coordinator has ended and another one should take over at once.
+    #[serde(default)]
+    pub released: bool,
+}
+
+impl Lease {
+    /// Whether both are of the same run folder on the same machine: a coordinator that was started again.
+    #[must_use]
+    pub fn is_at_place_of(&self, other: &Self) -> bool {
+        (&self.host, &self.run_dir) == (&other.host, &other.run_dir)
+    }
+
+    fn file(number: u64) -> String {
+        format!("{LEASES}/{number:06}{EXTENSION}")
+    }
+
+    fn to_bytes(&self) -> Vec<u8> {
+        format!("{}\n", serde_json::json!(self)).into_bytes()
+    }
+}
+
+const EXTENSION: &str = ".json";
+/// Largest lease, bytes.
+const MAX_BYTES: u64 = 64 << 10;
+/// Number of older leases that are kept, for people.
+const KEPT: u64 = 8;
+
+impl Store {
+    /// The newest lease; `None` if there is none.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn lease(&self) -> Result<Option<Lease>, Error> {
+        let Some(number) = self.lease_numbers()?.into_iter().max() else { return Ok(None) };
+        let bytes = self.read(&Lease::file(number), MAX_BYTES)?.unwrap_or_default();
+        // One whose holder crashed before it was written is a lease that nobody renews.
+        let lease: Lease = serde_json::from_slice(&bytes).unwrap_or_default();
+        Ok(Some(Lease { number, ..lease }))
+    }
+
+    fn lease_numbers(&self) -> Result<Vec<u64>, Error> {
+        let files = self.files(LEASES)?;
+        let names = files.iter().filter_map(|file| file.location.filename());
+        Ok(names.filter_map(|name| name.strip_suffix(EXTENSION)?.parse().ok()).collect())
+    }
+
+    /// Takes a lease of a number that is free.
+    ///
+    /// # Errors
+    /// [`Error::Replaced`] if another coordinator has taken this number or a higher one; the store cannot be read or
+    /// written.
+    pub fn take_lease(&self, lease: &Lease) -> Result<(), Error> {
+        if self.create(&Lease::file(lease.number), &lease.to_bytes())?.is_some() {
+            return Err(self.replaced());
+        }
+        let numbers = self.lease_numbers()?;
+        if numbers.iter().any(|number| *number > lease.number) {
+            return Err(self.replaced());
+        }
+        for old in numbers.into_iter().filter(|number| number + KEPT < lease.number) {
+            self.delete(&Path::from(Lease::file(old)))?;
+        }
+        Ok(())
+    }
+
+    /// Overwrites the holder's own lease. One that has been replaced changes nothing by this.
+    ///
+    /// # Errors
+    /// The store cannot be written.
+    pub fn renew_lease(&self, lease: &Lease) -> Result<(), Error> {
+        self.write(&Lease::file(lease.number), lease.to_bytes().into(), PutMode::Overwrite)
+    }
+
+    /// Whether the newest lease is the holder's own, of this number; false if the store has lost it.
+    ///
+    /// # Errors
+    /// [`Error::Replaced`] if another coordinator has taken a newer one; the store cannot be read.
+    pub fn has_lease(&self, number: u64) -> Result<bool, Error> {
+        match self.lease_numbers()?.into_iter().max() {
+            Some(newest) if newest > number => Err(self.replaced()),
+            newest => Ok(newest == Some(number)),
+        }
+    }
+
+    /// The error of a coordinator that another one has replaced.
+    fn replaced(&self) -> Error {
+        Error::Replaced {
+            location: self.location().to_owned(),
+            by: self.lease().ok().flatten().map(Box::new).unwrap_or_default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lease(number: u64, owner: &str) -> Lease {
+        let owner = owner.to_owned();
+        Lease { number, host: owner.clone(), owner, renews: true, ..Lease::default() }
+    }
+
+    #[test]
+    fn a_number_is_taken_by_one_coordinator_only() {
+        let store = Store::memory().unwrap();
+        assert_eq!(store.lease().unwrap(), None);
+        store.take_lease(&lease(1, "a")).unwrap();
+        store.take_lease(&lease(1, "a")).unwrap();
+        let error = store.take_lease(&lease(1, "b")).unwrap_err();
+        let Error::Replaced { by, .. } = &error else { panic!("{error}") };
+        assert_eq!(by.owner, "a");
+        assert_eq!(store.lease().unwrap(), Some(lease(1, "a")));
+    }
+
+    #[test]
+    fn a_replaced_coordinator_learns_of_it_and_changes_nothing() {
+        let store = Store::memory().unwrap();
+        store.take_lease(&lease(1, "a")).unwrap();
+        let renewed = Lease { renewals: 1, ..lease(1, "a") };
+        store.renew_lease(&renewed).unwrap();
+        assert_eq!(store.lease().unwrap(), Some(renewed.clone()));
+
+        store.take_lease(&lease(2, "b")).unwrap();
+        let refused = store.has_lease(1);
+        assert!(matches!(refused, Err(Error::Replaced { .. })), "{refused:?}");
+        store.renew_lease(&renewed).unwrap();
+        assert!(store.has_lease(2).unwrap());
+        let late = store.take_lease(&lease(1, "c"));
+        assert!(matches!(late, Err(Error::Replaced { .. })), "{late:?}");
+        assert_eq!(store.lease().unwrap(), Some(lease(2, "b")));
+    }
+
+    #[test]
+    fn a_lease_without_content_is_one_that_nobody_renews() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path().to_str().unwrap()).unwrap();
+        store.write(&Lease::file(3), Vec::new().into(), PutMode::Overwrite).unwrap();
+        let found = store.lease().unwrap().unwrap();
+        assert_eq!(found, Lease { number: 3, ..Lease::default() });
+    }
+
+    #[test]
+    fn only_the_newest_leases_are_kept() {
+        let store = Store::memory().unwrap();
+        for number in 1..=12 {
+            store.take_lease(&lease(number, "a")).unwrap();
+        }
+        assert_eq!(store.lease_numbers().unwrap().into_iter().min(), Some(4));
+    }
+}

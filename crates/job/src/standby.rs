@@ -1,0 +1,289 @@
+//! An agent's decision when to start a coordinator, because that of its job is gone with its machine.
+//!
+//! While the coordinator does not answer, the agent reads its lease in the checkpoint store (`baton_checkpoint::Lease`). If
+//! that names another address, the agent connects there. If it is not renewed for [`EXPIRY`], by this agent's clock, the
+//! coordinator is gone, and the agent starts one, which takes the next lease; of several agents one succeeds. A
+//! coordinator that serves others renews its lease, so an agent that is only cut off from it never takes over.
+
+use std::time::Duration;
+
+use crate::time::Time;
+
+/// How often a coordinator renews its lease.
+pub const RENEWAL_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a coordinator must not answer before its lease is read. It answers a heartbeat each second.
+const SILENCE: Duration = Duration::from_secs(2);
+/// How long a lease must not be renewed before its holder counts as lost.
+const EXPIRY: Duration = Duration::from_secs(4);
+/// Pause between two looks at the lease.
+const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+/// How much longer each further node waits, so that mostly only one starts a coordinator.
+const STEP: Duration = Duration::from_secs(1);
+/// Most steps; the nodes after them wait as long as each other.
+const MAX_STEPS: u32 = 5;
+/// Shortest time from one start of a coordinator to the next.
+const START_INTERVAL: Duration = Duration::from_secs(20);
+
+/// What an agent reads in a lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SeenLease {
+    /// Number of the lease.
+    pub number: u64,
+    /// URL of the coordinator; `None` if it is that of the agent's flags.
+    pub address: Option<String>,
+    /// Whether the coordinator renews it.
+    pub renews: bool,
+    /// How often it was renewed.
+    pub renewals: u64,
+    /// Whether the coordinator has ended, and another one should take over.
+    pub released: bool,
+}
+
+/// What the agent must do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StandbyAction {
+    /// Read the lease; [`Standby::seen`] gets the answer.
+    Look,
+    /// Start a coordinator that takes the lease after this one.
+    TakeOver {
+        /// Number of the lost coordinator's lease.
+        after: u64,
+    },
+}
+
+/// State machine of an agent whose coordinator may be lost.
+#[derive(Clone, Debug)]
+pub struct Standby {
+    /// Whether this node can start a coordinator.
+    can_take_over: bool,
+    /// When the coordinator last answered.
+    answered_at: Time,
+    look: Look,
+    /// The lease, and when it was first seen like this; `None` while the coordinator answers.
+    seen: Option<(SeenLease, Time)>,
+    /// URL of the coordinator in the newest lease.
+    address: Option<String>,
+    /// Whether this node's coordinator runs.
+    serves: bool,
+    /// When it may be started.
+    start_at: Time,
+    /// Number of nodes before this one.
+    place: u32,
+}
+
+/// Reading the lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Look {
+    /// Under way since then.
+    Since(Time),
+    /// Not before then.
+    NotBefore(Time),
+}
+
+impl Standby {
+    /// For an agent that the coordinator has just answered.
+    #[must_use]
+    pub fn new(can_take_over: bool, now: Time) -> Self {
+        Self {
+            can_take_over,
+            answered_at: now,
+            look: Look::NotBefore(now),
+            seen: None,
+            address: None,
+            serves: false,
+            start_at: now,
+            place: MAX_STEPS,
+        }
+    }
+
+    /// URL of the coordinator in the newest lease; `None` if it is that of the agent's flags.
+    #[must_use]
+    pub fn address(&self) -> Option<&str> {
+        self.address.as_deref()
+    }
+
+    /// Whether this node's coordinator runs.
+    #[must_use]
+    pub fn serves(&self) -> bool {
+        self.serves
+    }
+
+    /// Sets how many nodes come before this one.
+    pub fn set_place(&mut self, place: u32) {
+        self.place = place.min(MAX_STEPS);
+    }
+
+    /// The coordinator has answered.
+    pub fn answered(&mut self, now: Time) {
+        self.answered_at = now;
+        self.seen = None;
+    }
+
+    /// The coordinator that this node has started could not be started, or has ended.
+    pub fn ended(&mut self) {
+        self.serves = false;
+        self.seen = None;
+    }
+
+    /// When [`tick`](Self::tick) has something to do.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Time> {
+        match self.look {
+            Look::NotBefore(at) => Some(at.max(self.answered_at.after(SILENCE))),
+            Look::Since(_) => None,
+        }
+    }
+
+    /// What must be done now.
+    pub fn tick(&mut self, now: Time) -> Option<StandbyAction> {
+        if self.deadline().is_none_or(|at| now < at) {
+            return None;
+        }
+        self.look = Look::Since(now);
+        Some(StandbyAction::Look)
+    }
+
+    /// The lease as it was read; `None` if there is none, or the store cannot be read.
+    pub fn seen(&mut self, now: Time, lease: Option<SeenLease>) -> Option<StandbyAction> {
+        let Look::Since(began) = self.look else { return None };
+        self.look = Look::NotBefore(now.after(LOOK_INTERVAL));
+        if now < self.answered_at.after(SILENCE) {
+            return None;
+        }
+        // It was not seen to be renewed, and not to be not renewed either.
+        let lease = lease?;
+        self.address.clone_from(&lease.address);
+        let since = match self.seen.take() {
+            Some((known, since)) if known == lease => since,
+            _ => now,
+        };
+        // An answer may be late: it says how the lease was when it was asked for.
+        let unchanged = began.since(since);
+        let expiry = if lease.released { Duration::ZERO } else { EXPIRY };
+        let is_lost = lease.renews && unchanged >= expiry + STEP * self.place;
+        let after = lease.number;
+        self.seen = Some((lease, since));
+        if !is_lost || !self.can_take_over || self.serves || now < self.start_at {
+            return None;
+        }
+        self.serves = true;
+        self.start_at = now.after(START_INTERVAL);
+        Some(StandbyAction::TakeOver { after })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(seconds: f64) -> Time {
+        Time(0).after(Duration::from_secs_f64(seconds))
+    }
+
+    fn lease(renewals: u64) -> SeenLease {
+        SeenLease { number: 3, address: None, renews: true, renewals, released: false }
+    }
+
+    /// One that the coordinator answered at 0 s, with this many nodes before it.
+    fn standby(place: u32) -> Standby {
+        let mut standby = Standby::new(true, at(0.0));
+        standby.set_place(place);
+        standby
+    }
+
+    /// Looks at every time when it wants to, for so many seconds; returns when it takes over.
+    fn takes_over(
+        standby: &mut Standby,
+        seconds: f64,
+        lease_at: impl Fn(Time) -> Option<SeenLease>,
+    ) -> Option<Time> {
+        let mut now = at(0.0);
+        while now < at(seconds) {
+            now = now.after(Duration::from_millis(100));
+            if standby.tick(now) == Some(StandbyAction::Look)
+                && let Some(action) = standby.seen(now, lease_at(now))
+            {
+                assert_eq!(action, StandbyAction::TakeOver { after: 3 });
+                return Some(now);
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn a_coordinator_that_answers_is_not_looked_for() {
+        let mut standby = standby(0);
+        for second in 0..100 {
+            standby.answered(at(f64::from(second)));
+            assert_eq!(standby.tick(at(f64::from(second) + 1.5)), None);
+        }
+        assert_eq!(standby.tick(at(101.0)), Some(StandbyAction::Look));
+    }
+
+    #[test]
+    fn a_lease_that_is_not_renewed_is_taken_over_by_one_node_after_another() {
+        let lost = |_| Some(lease(7));
+        assert_eq!(takes_over(&mut standby(0), 60.0, lost), Some(at(6.0)));
+        assert_eq!(takes_over(&mut standby(1), 60.0, lost), Some(at(7.0)));
+        assert_eq!(takes_over(&mut standby(1_000), 60.0, lost), Some(at(11.0)));
+    }
+
+    #[test]
+    fn who_is_only_cut_off_from_the_coordinator_does_not_take_over() {
+        let renewed = |now: Time| Some(lease(now.since(at(0.0)).as_secs() / 3));
+        assert_eq!(takes_over(&mut standby(0), 600.0, renewed), None);
+    }
+
+    #[test]
+    fn without_a_lease_that_is_renewed_nobody_takes_over() {
+        assert_eq!(takes_over(&mut standby(0), 600.0, |_| None), None);
+        let single = |_| Some(SeenLease { renews: false, ..lease(7) });
+        assert_eq!(takes_over(&mut standby(0), 600.0, single), None);
+    }
+
+    #[test]
+    fn a_released_lease_is_taken_over_at_once() {
+        let released = |_| Some(SeenLease { released: true, ..lease(7) });
+        assert_eq!(takes_over(&mut standby(0), 60.0, released), Some(at(2.0)));
+    }
+
+    #[test]
+    fn an_answer_that_comes_late_says_how_the_lease_was_before() {
+        let mut standby = standby(0);
+        assert_eq!(standby.tick(at(2.0)), Some(StandbyAction::Look));
+        assert_eq!(standby.seen(at(2.0), Some(lease(7))), None);
+        assert_eq!(standby.tick(at(3.0)), Some(StandbyAction::Look));
+        assert_eq!(standby.tick(at(20.0)), None, "one look at a time");
+        assert_eq!(standby.seen(at(30.0), Some(lease(7))), None);
+        assert_eq!(standby.tick(at(31.0)), Some(StandbyAction::Look));
+        let action = standby.seen(at(31.0), Some(lease(7)));
+        assert_eq!(action, Some(StandbyAction::TakeOver { after: 3 }));
+    }
+
+    #[test]
+    fn a_node_that_cannot_take_over_finds_the_coordinator_that_has() {
+        let mut standby = Standby::new(false, at(0.0));
+        let address = Some("http://b:29600".to_owned());
+        let taken = |now: Time| match now < at(30.0) {
+            true => Some(lease(7)),
+            false => Some(SeenLease { number: 4, address: address.clone(), ..lease(0) }),
+        };
+        assert_eq!(takes_over(&mut standby, 29.0, taken), None);
+        assert_eq!(standby.address(), None);
+        assert_eq!(takes_over(&mut standby, 40.0, taken), None);
+        assert_eq!(standby.address(), address.as_deref());
+        standby.answered(at(41.0));
+        assert_eq!(standby.address(), address.as_deref(), "it stays there");
+    }
+
+    #[test]
+    fn a_coordinator_that_could_not_be_started_is_started_again_later() {
+        let mut standby = standby(0);
+        let lost = |_| Some(lease(7));
+        assert_eq!(takes_over(&mut standby, 60.0, lost), Some(at(6.0)));
+        assert!(standby.serves());
+        standby.ended();
+        assert_eq!(takes_over(&mut standby, 60.0, lost), Some(at(26.0)));
+        assert_eq!(takes_over(&mut standby, 600.0, lost), None, "while it runs");
+    }
+}

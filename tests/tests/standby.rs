@@ -1,0 +1,105 @@
+//! Another node serves the job when its coordinator is lost for good; real processes.
+
+#![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
+
+use std::process::Command;
+
+use baton_checkpoint::{Lease, Store};
+use baton_job::exit;
+use baton_proto::v1::{get_status_response::Phase, watch_events_response::Kind};
+use baton_tests::{Cluster, binary, kill, stop, wake};
+
+/// A run whose checkpoints are outside of the run folder, with a coordinator and a rank on each of three nodes.
+async fn three_nodes(store: &tempfile::TempDir) -> Cluster {
+    let mut cluster = Cluster::endless()
+        .set("checkpoint.every_steps=50")
+        .set(&format!("checkpoint.dir={}", store.path().display()));
+    cluster.start_coordinator(&[]).await;
+    for node in ["a", "b", "c"] {
+        cluster.start_agent(node, 1);
+    }
+    cluster
+}
+
+fn lease(store: &tempfile::TempDir) -> Option<Lease> {
+    let location = store.path().to_str().unwrap().to_owned();
+    let read = move || Store::open_existing(&location).unwrap().lease().unwrap();
+    std::thread::spawn(read).join().unwrap()
+}
+
+/// Waits until so many ranks train, and the coordinator renews its lease; returns the generation and the step.
+async fn train(cluster: &Cluster, store: &tempfile::TempDir, ranks: usize) -> (u64, u64) {
+    let look = async || {
+        let status = cluster.status().await;
+        let all_train = status.phase() == Phase::Training && status.ranks.len() == ranks;
+        let is_renewed = lease(store).is_some_and(|lease| lease.renews && lease.renewals > 1);
+        let step = status.latest?.step;
+        (all_train && is_renewed).then_some((status.generation, step))
+    };
+    cluster.until("all train", look).await
+}
+
+/// Waits for the coordinator with this lease, and uses it from now on.
+async fn taken_over(cluster: &mut Cluster, store: &tempfile::TempDir, number: u64) {
+    let look = async || lease(store).filter(|lease| lease.number == number && !lease.released);
+    let lease = cluster.until("another coordinator takes over", look).await;
+    cluster.serves_at(&lease.address.expect("its address")).await;
+}
+
+#[tokio::test]
+async fn one_node_after_another_serves_the_job_and_no_step_is_made_again() {
+    let store = tempfile::tempdir().unwrap();
+    let mut cluster = three_nodes(&store).await;
+    cluster.events().await.saved_at(1).await;
+    let (generation, step) = train(&cluster, &store, 3).await;
+    cluster.kill_coordinator().await;
+
+    taken_over(&mut cluster, &store, 2).await;
+    let (same, later) = train(&cluster, &store, 3).await;
+    assert!(same == generation && later > step, "the ranks train on: {same} {later}");
+    let mut events = cluster.events().await;
+    events.next_of(Kind::Saved).await;
+    let moved = events.next_of(Kind::CoordinatorMoved).await;
+    assert!(moved.message.contains("does not answer"), "{}", moved.message);
+
+    // A user finds it by the store.
+    let mut status = Command::new(binary("baton"));
+    let output = status.args(["status", "--json", "--store"]).arg(store.path()).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && text.contains("\"training\""), "{text} {output:?}");
+
+    // It coordinates: a rank of another node dies.
+    kill(cluster.rank_pids(2)[0]);
+    events.next_of(Kind::RankFailed).await;
+    events.next_of(Kind::Recovered).await;
+
+    // The node that serves is lost too, with its rank.
+    train(&cluster, &store, 3).await;
+    cluster.kill_agent(0).await;
+    taken_over(&mut cluster, &store, 3).await;
+    let (next, _) = train(&cluster, &store, 2).await;
+    assert!(next > generation + 1, "a generation without the lost node");
+    let status = cluster.status().await;
+    let recoveries: Vec<u64> = status.recoveries.iter().map(|one| one.lost_steps).collect();
+    assert!(recoveries.len() >= 2 && recoveries.iter().all(|lost| *lost == 0), "{recoveries:?}");
+    cluster.end().await;
+    cluster.assert_undisturbed_bits().await;
+}
+
+#[tokio::test]
+async fn a_coordinator_that_was_only_suspended_ends_when_it_has_been_replaced() {
+    let store = tempfile::tempdir().unwrap();
+    let mut cluster = three_nodes(&store).await;
+    let (generation, _) = train(&cluster, &store, 3).await;
+    stop(cluster.coordinator_pid());
+    taken_over(&mut cluster, &store, 2).await;
+    train(&cluster, &store, 3).await;
+    wake(cluster.coordinator_pid());
+    let (code, log) = cluster.coordinator_ends().await;
+    assert_eq!(code, Some(i32::from(exit::BAD_INPUT)), "{log}");
+    assert!(log.contains("error: another coordinator has taken over the job in"), "{log}");
+    let (same, _) = train(&cluster, &store, 3).await;
+    assert_eq!(same, generation, "the ranks train on");
+    cluster.end().await;
+    cluster.assert_undisturbed_bits().await;
+}

@@ -1,0 +1,315 @@
+//! Finds the coordinator that has taken over from a lost one, or starts it. The rules are in `baton_job::standby`.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::mpsc::{self, Receiver, Sender},
+    thread,
+    time::Duration,
+};
+
+use baton_access::{ServerFiles, TOKEN_VARIABLE};
+use baton_checkpoint::{BucketAccess, Error, Lease, Store};
+use baton_console::programs::find;
+use baton_job::{
+    Time,
+    exit::{Failure, crash},
+    message::Directive,
+    standby::{SeenLease, Standby, StandbyAction},
+};
+use tokio::{
+    process::{Child, Command},
+    sync::watch,
+};
+use tracing::{info, warn};
+
+use super::{AgentInput, InputQueue};
+
+/// Name of the coordinator's log in the folder of logs.
+const LOG: &str = "coordinator.log";
+
+/// Flags of an agent whose node may run the coordinator.
+#[derive(Clone, Debug, clap::Args)]
+pub(super) struct StandbyFlags {
+    /// Address to serve on, if this node takes over the job of a lost coordinator [default: a free port of --host]
+    #[arg(long, help_heading = "Standby", value_name = "ADDR:PORT")]
+    standby_listen: Option<SocketAddr>,
+    /// The same files as those of the coordinator, without which this node cannot take over from one with TLS or tokens.
+    #[command(flatten)]
+    access: ServerFiles,
+}
+
+/// What a coordinator on this node needs.
+pub(super) struct StandbySetup {
+    /// The agent's run folder.
+    pub(super) run_dir: PathBuf,
+    /// Address on which other nodes reach this one.
+    pub(super) host: String,
+    pub(super) flags: StandbyFlags,
+    /// Whether the lost coordinator was reached by TLS or with a token.
+    pub(super) is_protected: bool,
+}
+
+impl StandbySetup {
+    /// Why this node cannot run the coordinator.
+    fn obstacle(&self) -> Option<String> {
+        if let Err(failure) = find("baton-coordinator") {
+            return Some(failure.message);
+        }
+        (self.is_protected && !self.flags.access.are_secure()).then(|| {
+            "the job's coordinator has TLS or tokens: give its --tls-cert, --tls-key and --tokens here too".to_owned()
+        })
+    }
+
+    /// Address to serve on.
+    fn listen(&self) -> SocketAddr {
+        let of_host = || match self.host.parse::<IpAddr>() {
+            Ok(address) => address,
+            Err(_) if self.host == "localhost" => Ipv4Addr::LOCALHOST.into(),
+            Err(_) => Ipv4Addr::UNSPECIFIED.into(),
+        };
+        self.flags.standby_listen.unwrap_or_else(|| SocketAddr::new(of_host(), 0))
+    }
+
+    /// Starts a coordinator that continues the job of the store with the lease after this one.
+    fn start(&self, location: &str, after: u64) -> Result<Child, Failure> {
+        let mut command = Command::new(find("baton-coordinator")?);
+        // Each has a folder of its own, as it begins with the journal in the store.
+        let run_dir = self.run_dir.join(format!("coordinator-{}", after + 1));
+        command.args([
+            "serve",
+            "--take-over",
+            location,
+            "--after",
+            &after.to_string(),
+            "--run-dir",
+        ]);
+        command.arg(run_dir).args(["--listen", &self.listen().to_string(), "--host", &self.host]);
+        if !self.is_protected && !self.flags.access.are_secure() {
+            command.arg("--insecure");
+        }
+        for (flag, file) in self.flags.access.to_arguments() {
+            command.arg(flag).arg(file);
+        }
+        let explain = |error: io::Error| crash(format!("a coordinator cannot be started: {error}"));
+        let log = log(&self.run_dir).map_err(explain)?;
+        let errors = log.try_clone().map_err(explain)?;
+        command
+            .arg("--exit-with-parent")
+            .env_remove(TOKEN_VARIABLE)
+            .stdin(Stdio::null())
+            .stdout(log)
+            .stderr(errors)
+            .process_group(0);
+        command.spawn().map_err(explain)
+    }
+
+    /// Where the coordinator of this node logs to.
+    fn log(&self) -> PathBuf {
+        log_path(&self.run_dir)
+    }
+}
+
+fn log_path(run_dir: &Path) -> PathBuf {
+    run_dir.join("logs").join(LOG)
+}
+
+fn log(run_dir: &Path) -> io::Result<File> {
+    let path = log_path(run_dir);
+    if let Some(folder) = path.parent() {
+        fs::create_dir_all(folder)?;
+    }
+    OpenOptions::new().create(true).append(true).open(path)
+}
+
+/// This node's part in finding and replacing a lost coordinator.
+pub(super) struct StandbyNode {
+    state: Standby,
+    setup: StandbySetup,
+    location: String,
+    reader: LeaseReader,
+    queue: InputQueue,
+    /// Whether the coordinator of this node has ended; `None` if none was started.
+    ended: Option<watch::Receiver<bool>>,
+    /// Whether the coordinator has reported the job's end.
+    is_dismissed: bool,
+}
+
+/// Longest wait for the coordinator of this node to report the job's end to the other nodes.
+const END_TIMEOUT: Duration = Duration::from_secs(20);
+
+impl StandbyNode {
+    /// For the job whose checkpoints are at this location.
+    pub(super) fn start(
+        setup: StandbySetup,
+        location: String,
+        now: Time,
+        queue: &InputQueue,
+    ) -> Result<Self, Failure> {
+        let obstacle = setup.obstacle();
+        if let Some(obstacle) = &obstacle {
+            info!("this node cannot replace a lost coordinator: {obstacle}");
+        }
+        let state = Standby::new(obstacle.is_none(), now);
+        Self::new(setup, location, state, queue)
+    }
+
+    /// For an agent that has not been answered, and only follows the lease.
+    pub(super) fn follow(
+        setup: StandbySetup,
+        location: String,
+        now: Time,
+        queue: &InputQueue,
+    ) -> Result<Self, Failure> {
+        Self::new(setup, location, Standby::new(false, now), queue)
+    }
+
+    fn new(
+        setup: StandbySetup,
+        location: String,
+        state: Standby,
+        queue: &InputQueue,
+    ) -> Result<Self, Failure> {
+        let reader = LeaseReader::start(location.clone(), queue.clone())
+            .map_err(|error| crash(format!("cannot start a thread: {error}")))?;
+        Ok(Self {
+            state,
+            setup,
+            location,
+            reader,
+            queue: queue.clone(),
+            ended: None,
+            is_dismissed: false,
+        })
+    }
+
+    pub(super) fn deadline(&self) -> Option<Time> {
+        self.state.deadline()
+    }
+
+    /// Where the coordinator is according to the newest lease.
+    pub(super) fn address(&self) -> Option<&str> {
+        self.state.address()
+    }
+
+    pub(super) fn answered(&mut self, now: Time, directive: &Directive) {
+        self.state.answered(now);
+        self.is_dismissed |= matches!(directive, Directive::Dismiss { .. });
+    }
+
+    pub(super) fn tick(&mut self, now: Time) {
+        if self.state.tick(now) == Some(StandbyAction::Look) {
+            self.reader.look();
+        }
+    }
+
+    /// The lease was read; `place` nodes come before this one.
+    pub(super) fn seen(
+        &mut self,
+        now: Time,
+        place: u32,
+        lease: Option<SeenLease>,
+    ) -> Option<StandbyAction> {
+        self.state.set_place(place);
+        self.state.seen(now, lease)
+    }
+
+    /// Starts a coordinator.
+    pub(super) fn take_over(&mut self, after: u64) {
+        let log = self.setup.log();
+        warn!(log = %log.display(), "the coordinator is lost: this node starts one");
+        match self.setup.start(&self.location, after) {
+            Ok(mut child) => {
+                let (sender, ended) = watch::channel(false);
+                self.ended = Some(ended);
+                let queue = self.queue.clone();
+                tokio::spawn(async move {
+                    let status = child.wait().await;
+                    let status = match status {
+                        Ok(status) => status.to_string(),
+                        Err(error) => error.to_string(),
+                    };
+                    info!("the coordinator of this node has ended: {status}");
+                    let _ = sender.send(true);
+                    let _ = queue.send(AgentInput::CoordinatorEnded);
+                });
+            }
+            Err(failure) => {
+                warn!("{failure}");
+                self.state.ended();
+            }
+        }
+    }
+
+    pub(super) fn ended(&mut self) {
+        self.state.ended();
+    }
+
+    /// Waits for the coordinator of this node, if the job has ended: it still has to report that to other nodes. If only
+    /// this node leaves, its coordinator leaves with it.
+    pub(super) async fn finish(self) {
+        let Some(mut ended) = self.ended else { return };
+        if self.is_dismissed {
+            let _ = tokio::time::timeout(END_TIMEOUT, ended.wait_for(|ended| *ended)).await;
+        }
+    }
+}
+
+/// Reads the coordinator's lease on a thread of its own.
+struct LeaseReader(Sender<()>);
+
+impl LeaseReader {
+    /// Reads it in the store at this location; each answer comes into the queue.
+    fn start(location: String, queue: InputQueue) -> io::Result<Self> {
+        let (requests, requested) = mpsc::channel();
+        thread::Builder::new()
+            .name("lease".to_owned())
+            .spawn(move || read_leases(&location, &requested, &queue))?;
+        Ok(Self(requests))
+    }
+
+    /// Asks for the lease.
+    fn look(&self) {
+        let _ = self.0.send(());
+    }
+}
+
+fn read_leases(location: &str, requested: &Receiver<()>, queue: &InputQueue) {
+    let access = BucketAccess {
+        request_timeout: Duration::from_secs(5),
+        retry_timeout: Duration::from_secs(3),
+        ..BucketAccess::default()
+    };
+    let mut store: Option<Store> = None;
+    let mut read = || -> Result<Option<Lease>, Error> {
+        let opened = match store.take() {
+            Some(opened) => opened,
+            None => Store::open_existing_with(location, &access)?,
+        };
+        let lease = opened.lease();
+        store = Some(opened);
+        lease
+    };
+    let mut last_problem = String::new();
+    while requested.recv().is_ok() {
+        let lease = read();
+        let problem = lease.as_ref().err().map(ToString::to_string).unwrap_or_default();
+        if !problem.is_empty() && problem != last_problem {
+            warn!("the lease of the coordinator, which does not answer, cannot be read: {problem}");
+        }
+        last_problem = problem;
+        let seen = lease.ok().flatten().map(|lease| SeenLease {
+            number: lease.number,
+            address: lease.address,
+            renews: lease.renews,
+            renewals: lease.renewals,
+            released: lease.released,
+        });
+        if queue.send(AgentInput::LeaseSeen(seen)).is_err() {
+            return;
+        }
+    }
+}
