@@ -203,7 +203,7 @@ impl Agent {
     async fn run(mut self, channel: Channel, index: usize, messages: Messages) {
         let mut client = NodeServiceClient::new(channel);
         let node = NodeId(self.name.clone());
-        self.send(AgentReport::Hello(Hello { node, slots: self.slots, running: None }));
+        self.send(AgentReport::Hello(Hello::new(node, self.slots, None)));
         let mut down = client.attach(messages).await.expect("attached").into_inner();
         let _welcome = down.message().await.expect("a welcome");
         let offset = Duration::from_secs_f64(index as f64 / self.swarm.agents as f64);

@@ -267,6 +267,8 @@ fn prepare(
                 None => {
                     let ranks = RanksOfLostJob::Lost;
                     records = continue_lost_job(&mut journal, spec, &store, ranks)?;
+                    let text = "continues the job of a coordinator whose run folder is lost";
+                    moved = (!records.is_empty()).then(|| text.to_owned());
                 }
             }
         }

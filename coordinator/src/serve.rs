@@ -97,7 +97,7 @@ pub(crate) fn run(args: &Args) -> Result<Option<Outcome>, Failure> {
         let _lock = ServeLock::take(&args.run_dir)?;
         let run = RunFolder::of(&args.run_dir).map_err(crash)?;
         let run_id = Arc::from(run.run_id.as_str());
-        let running = 
+        let running =
             spec.map(|spec| task::block_in_place(|| begin::begin(args, spec, address)));
         let running = running.transpose()?;
         let mut signals = QuitSignals::listen()

@@ -11,7 +11,7 @@ use crate::v1;
 /// Version that must be equal on both sides. Increase the protocol number with every change of these messages, and the
 /// numerics number with every change that changes a bit of a result: builds between two releases have the same package
 /// version.
-const PROTOCOL_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (protocol 6, numerics 2)");
+const PROTOCOL_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (protocol 7, numerics 2)");
 
 impl v1::Frame {
     /// A frame with a message of a coordinator.
@@ -215,6 +215,7 @@ mod tests {
                 AgentReport::Hello(Hello {
                     node: NodeId("a".to_owned()),
                     slots: 8,
+                    pause: PauseState { number: u64::MAX, paused: true },
                     running: Some(running),
                 }),
                 AgentReport::NodeDeparting { reason: reason.clone(), seconds_left: Some(AWKWARD) },
@@ -284,7 +285,7 @@ mod tests {
     }
 
     fn hello() -> v1::Frame {
-        let hello = Hello { node: NodeId("a".to_owned()), slots: 1, running: None };
+        let hello = Hello::new(NodeId("a".to_owned()), 1, None);
         v1::Frame::report(&AgentReport::Hello(hello), "1a2b").unwrap()
     }
 

@@ -398,7 +398,7 @@ async fn invalid_messages_of_agents_get_a_clear_error_and_do_not_affect_others()
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("node", 1);
     cluster.events().await.next_of(Kind::Saved).await;
-    let hello = Hello { node: NodeId("stranger".to_owned()), slots: 1, running: None };
+    let hello = Hello::new(NodeId("stranger".to_owned()), 1, None);
     let hello = Frame::report(&AgentReport::Hello(hello), "").unwrap();
     let frame = |json: &str| Frame { json: json.into(), ..hello.clone() };
     let wrong = [

@@ -226,6 +226,21 @@ pub(crate) fn score(accuracy: &Accuracy) -> String {
     accuracy.score().as_ref().map(value).unwrap_or_default()
 }
 
+/// The problem of the newest save, and what follows from it.
+pub(crate) fn save_problem(status: &GetStatusResponse) -> Option<String> {
+    let problem = status.save_problem.as_ref()?;
+    let has_steps_left = |step: &Step| step.step < step.total_steps;
+    let is_last = status.drain.is_some() || !status.latest.as_ref().is_some_and(has_steps_left);
+    let what = match (status.phase(), is_last) {
+        (Phase::Training, false) => "FAILS, training continues",
+        (Phase::Training | Phase::Draining, true) => {
+            "FAILS, the ranks keep the state and try again"
+        }
+        _ => "FAILED",
+    };
+    Some(format!("{what}: {problem}"))
+}
+
 /// The last checkpoint, if there is one.
 pub(crate) fn checkpoint(status: &GetStatusResponse) -> Option<String> {
     let checkpoint = status.checkpoint.as_ref()?;
@@ -318,8 +333,7 @@ pub(crate) fn status(status: &GetStatusResponse, paint: Paint) -> String {
     add("best", best(status).map(evaluation));
     add("started", status.began_with.clone());
     add("checkpoint", checkpoint(status));
-    let fails = |problem: &String| format!("FAILS, training continues: {problem}");
-    add("saving", status.save_problem.as_ref().map(fails));
+    add("saving", save_problem(status));
     let location = &status.checkpoint_location;
     add("stored in", Some(location.clone()).filter(|location| !location.is_empty()));
     add("ranks", ranks(&status.ranks));

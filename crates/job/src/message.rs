@@ -258,8 +258,18 @@ pub struct Hello {
     pub node: NodeId,
     /// Number of ranks that it can run.
     pub slots: u32,
+    /// Whether training is paused, as this agent knows.
+    pub pause: PauseState,
     /// Ranks that it runs already, if this is a reconnect.
     pub running: Option<RunningRanks>,
+}
+
+impl Hello {
+    /// The hello of an agent that knows of no pause.
+    #[must_use]
+    pub fn new(node: NodeId, slots: u32, running: Option<RunningRanks>) -> Self {
+        Self { node, slots, pause: PauseState::default(), running }
+    }
 }
 
 /// The ranks that an agent runs, sent on reconnect because the coordinator may have missed reports about them.

@@ -5,21 +5,17 @@ use std::{thread, time::Duration};
 use baton_checkpoint::SaveId;
 use baton_job::{
     Rank,
-    message::{Commit, RankReport, SaveProblem},
+    message::{Activity, Commit, RankReport, SaveProblem},
 };
 
 use crate::{Error, GenerationContext, Learner, Trainer, controls::Votes};
 
-/// Pauses before the last save is tried again.
-pub(crate) const LAST_SAVE_PAUSES: &[Duration] = &[
+/// Pauses before the last save is tried again, the last of them again and again.
+pub(crate) const LAST_SAVE_PAUSES: [Duration; 4] = [
     Duration::from_secs(1),
     Duration::from_secs(2),
     Duration::from_secs(4),
     Duration::from_secs(8),
-    Duration::from_secs(15),
-    Duration::from_secs(30),
-    Duration::from_secs(60),
-    Duration::from_secs(60),
 ];
 
 impl<L: Learner> Trainer<L> {
@@ -130,8 +126,11 @@ impl<L: Learner> Trainer<L> {
     }
 
     /// Saves the current state, unless a checkpoint of it is committed already. If it cannot be written, all ranks try
-    /// again for some minutes: a full disk is cleaned up and a bucket comes back, but the state would be gone. A drain has
-    /// a deadline of its own.
+    /// again until it can: a full disk is cleaned up and a bucket comes back, but the state would be gone. A drain has a
+    /// deadline of its own, and a user can stop the job.
+    ///
+    /// # Errors
+    /// [`Error::LastSave`] if a newer generation has taken over.
     pub(crate) fn ensure_saved(
         &mut self,
         context: &mut GenerationContext<'_>,
@@ -151,17 +150,21 @@ impl<L: Learner> Trainer<L> {
         if self.position.durable_step() == Some(step) {
             return Ok(());
         }
-        let mut pauses = self.last_save_pauses.iter();
+        let [.., longest] = self.last_save_pauses;
+        let mut pauses = self.last_save_pauses.into_iter();
+        let mut is_first = true;
         loop {
+            // Each attempt counts from its own start, or the rank would seem to hang.
+            context.controls.activity().set(Activity::Saving);
             self.begin_writing(context);
-            if !is_copied && pauses.len() == self.last_save_pauses.len() {
+            if std::mem::take(&mut is_first) && !is_copied {
                 report_copied(context);
             }
             let Err(problem) = self.finish_writing(context)? else { return Ok(()) };
-            match pauses.next().filter(|_| problem.fence.is_none()) {
-                Some(pause) => thread::sleep(*pause),
-                None => return Err(Error::LastSave(problem.message)),
+            if problem.fence.is_some() {
+                return Err(Error::LastSave(problem.message));
             }
+            thread::sleep(pauses.next().unwrap_or(longest));
         }
     }
 }

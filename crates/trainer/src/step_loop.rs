@@ -95,8 +95,8 @@ pub struct Trainer<L: Learner> {
     /// Whether the learner contains the state of `position`.
     validity: StateValidity,
     pub(crate) saver: Saver,
-    /// Pauses before the last save is tried again.
-    pub(crate) last_save_pauses: &'static [Duration],
+    /// Pauses before the last save is tried again, the last of them again and again.
+    pub(crate) last_save_pauses: [Duration; 4],
     pub(crate) loaders: LoaderWatch,
 }
 

@@ -26,9 +26,10 @@ impl Engine {
             let retry = if running.is_some() { AgentRetry::Reconnect } else { AgentRetry::Restart };
             return self.actions.push(Action::Refuse { node, attachment, reason, retry });
         }
-        let Hello { node, slots, running } = hello;
+        let Hello { node, slots, pause, running } = hello;
         let mut new = Node::new(attachment, now, slots);
         let holders = running.as_ref().map(|held| held.holders.clone()).unwrap_or_default();
+        self.adopt_pause(now, pause);
         let generation = self.lifecycle.generation;
         let held = running.filter(|held| held.generation == generation);
         // A node without ranks in the generation ends its processes.
@@ -67,9 +68,14 @@ impl Engine {
         if let Some(outcome) = self.outcome().cloned() {
             return self.send(&node, Directive::Dismiss { outcome });
         }
+        if held.is_some() {
+            self.confirm_fence();
+        }
         let Some(world) = self.lifecycle.world_mut().filter(|world| world.includes(&node)) else {
             // The node has no ranks in this generation; any rank that it still runs belongs to an older one.
-            self.send_launch(&node, &[]);
+            if self.lifecycle.is_fenced {
+                self.send_launch(&node, &[]);
+            }
             self.adapt_to_nodes(now);
             return self.open_if_gathering(now);
         };
@@ -111,6 +117,20 @@ impl Engine {
                 let cause = format!("the agent of node {node} restarted without its ranks");
                 self.lost_node(now, &node, crash(cause));
             }
+        }
+    }
+
+    /// An agent knows of the generation that the journal ends with, so the coordinator before had raised its fence.
+    fn confirm_fence(&mut self) {
+        if std::mem::replace(&mut self.lifecycle.is_fenced, true) {
+            return;
+        }
+        let attached = self.nodes.offers(|_| true).into_iter().map(|offer| offer.node);
+        let is_outside =
+            |node: &NodeId| self.lifecycle.world().is_none_or(|world| !world.includes(node));
+        let outside: Vec<NodeId> = attached.filter(is_outside).collect();
+        for node in outside {
+            self.send_launch(&node, &[]);
         }
     }
 

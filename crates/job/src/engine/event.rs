@@ -67,7 +67,7 @@ pub enum Event {
         /// What, where, what to do.
         problem: String,
     },
-    /// This coordinator continues the job of a lost one on another machine.
+    /// This coordinator continues the job of a lost one, with the copy of its journal. Comes first.
     CoordinatorMoved {
         /// From where to where, for people.
         text: String,

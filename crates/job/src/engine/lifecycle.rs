@@ -57,6 +57,9 @@ pub(super) struct Lifecycle {
     /// Whether ranks may run, also those of agents that are away: this coordinator has opened a generation, or the one
     /// before left one open.
     pub(super) may_have_ranks: bool,
+    /// Whether the store has the fence of this generation for certain. No node may learn of it before: the copy of the
+    /// journal may lack it, and who continues with that opens another one of this number.
+    pub(super) is_fenced: bool,
     /// The newest generation whose fence this coordinator has tried to raise.
     pub(super) last_fence: Generation,
     /// Set while the checkpoint store refuses fences.
@@ -78,6 +81,7 @@ impl Lifecycle {
             hanging: Vec::new(),
             opening: None,
             may_have_ranks: false,
+            is_fenced: true,
             last_fence: Generation(0),
             store_outage: None,
         }

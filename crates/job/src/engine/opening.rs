@@ -273,6 +273,7 @@ impl Engine {
             self.begin_recovery(now, now, text, true);
         }
         self.lifecycle.generation = generation;
+        self.lifecycle.is_fenced = true;
         self.lifecycle.began_at = None;
         self.lifecycle.is_reattached = false;
         if let Some(recovery) = self.recoveries.waiting() {
@@ -323,12 +324,15 @@ impl Engine {
         self.lifecycle.store_outage =
             Some(StoreOutage { since, refusals, retry_at: Some(retry_at) });
         let is_training = matches!(self.lifecycle.phase, Phase::Training { .. });
-        let what = match is_training {
-            true => {
+        let what = match (is_training, holds_nothing) {
+            (true, _) => {
                 "training continues with the same nodes until the checkpoint store can be written"
             }
-            false => {
+            (false, false) => {
                 "the next generation waits for the checkpoint store; ranks that run keep their state"
+            }
+            (false, true) => {
+                "the next generation, which resumes from the newest checkpoint, waits for the checkpoint store"
             }
         };
         if before.is_none() {

@@ -199,6 +199,7 @@ impl Engine {
                 (_, None) => {}
                 (Record::Opened { generation, placements }, Some(engine)) => {
                     engine.lifecycle.generation = *generation;
+                    engine.lifecycle.is_fenced = false;
                     open_world = Some(placements.clone());
                 }
                 (Record::Saved(commit), Some(engine)) => engine.results.replay_commit(commit),

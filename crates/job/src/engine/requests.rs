@@ -5,7 +5,11 @@ use std::time::Duration;
 use super::{
     Action, DrainStatus, Engine, JobEventKind, Record, drain::DrainStage, lifecycle::Phase,
 };
-use crate::{exit::Outcome, message::Directive, time::Time};
+use crate::{
+    exit::Outcome,
+    message::{Directive, PauseState},
+    time::Time,
+};
 use baton_recipe::Step;
 
 impl Engine {
@@ -74,6 +78,22 @@ impl Engine {
             self.publish(JobEventKind::Resumed, "training resumes".to_owned());
             self.send_to_world(&Directive::Pause(self.pauses.state()));
         }
+    }
+
+    /// Adopts a pause state that is newer than the journal: it may lack the newest records if it is the copy of a lost
+    /// coordinator.
+    pub(super) fn adopt_pause(&mut self, now: Time, known: PauseState) {
+        if known.number <= self.pauses.changes || self.outcome().is_some() {
+            return;
+        }
+        match (known.paused, self.pauses.current.is_some()) {
+            (true, false) => {
+                self.pause(now, "requested before the coordinator was lost".to_owned())
+            }
+            (false, true) => self.resume(now),
+            _ => {}
+        }
+        self.pauses.changes = self.pauses.changes.max(known.number);
     }
 
     /// Ends the pause, if there is one, because the job must resume or end; returns whether there was one.

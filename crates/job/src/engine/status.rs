@@ -11,7 +11,9 @@ use super::{
 use crate::{
     exit::Outcome,
     ids::{Generation, LocalRank, NodeId, Rank},
-    message::{Commit, EvaluationProgress, LoaderReport, MachineStats, RankHeartbeat, StepReport},
+    message::{
+        Activity, Commit, EvaluationProgress, LoaderReport, MachineStats, RankHeartbeat, StepReport,
+    },
     time::Time,
 };
 use baton_recipe::{Step, progress::Accuracy};
@@ -250,8 +252,20 @@ impl Engine {
                 format!("{}; `baton resume` continues training", pause.reason)
             }
             (Some(pause), _) => format!("{reason} (paused: {})", pause.reason),
+            (None, PhaseName::Training) if self.saves_last() => {
+                "every step is done, and the last checkpoint is being saved".to_owned()
+            }
             (None, _) => self.missing_ranks().unwrap_or_else(|| reason.clone()),
         }
+    }
+
+    /// Whether the ranks have made all updates and save the final state, which may take long if the store fails.
+    fn saves_last(&self) -> bool {
+        let is_last = |step: &StepReport| step.step.0 >= step.total_steps;
+        let heartbeats = self.lifecycle.training_world().map(|world| &world.rank_heartbeats);
+        let latest = heartbeats.and_then(|heartbeats| heartbeats.latest(Rank(0)));
+        let activity = latest.map(|latest| latest.heartbeat.activity);
+        self.results.latest.as_ref().is_some_and(is_last) && activity == Some(Activity::Saving)
     }
 
     /// Progress of the evaluation that the ranks are making.

@@ -26,9 +26,9 @@ use crate::{
     kit::recipe,
     mesh_secret::MeshSecret,
     message::{
-        AgentHeartbeat, AgentReport, Commit, EvaluationProgress, Hello, Launch, LoaderReport,
-        PauseState, RankHeartbeat, RankPhase, RankReport, Restore, Rollback, RunningRanks,
-        SaveProblem, SaveTimes, StateSource, StepReport,
+        Activity, AgentHeartbeat, AgentReport, Commit, EvaluationProgress, Hello, Launch,
+        LoaderReport, PauseState, RankHeartbeat, RankPhase, RankReport, Restore, Rollback,
+        RunningRanks, SaveProblem, SaveTimes, StateSource, StepReport,
     },
     plan::Placement,
 };
@@ -145,7 +145,7 @@ fn attach(
     running: Option<RunningRanks>,
 ) -> Vec<Action> {
     let newest = engine.nodes.values().map(|node| node.attachment).max().unwrap_or_default();
-    let hello = Hello { node: node(number), slots, running };
+    let hello = Hello::new(node(number), slots, running);
     without_events(engine.drive(now, Event::Attached { attachment: newest.next(), hello }))
 }
 
@@ -900,7 +900,7 @@ fn steps_of_the_time_without_a_connection_are_recorded_once() {
         let held = running(1, &[(0, RankPhase::Training)]).unwrap();
         detach(engine, at(10.0), 0);
         let running = Some(RunningRanks { steps, ..held });
-        let hello = Hello { node: node(0), slots: 1, running };
+        let hello = Hello::new(node(0), 1, running);
         let actions = engine.drive(at(10.0), Event::Attached { attachment: Attachment(9), hello });
         let step_of = |action: &Action| match action {
             Action::AddPoint(MetricPoint::Step(report)) => Some(report.step.0),
@@ -1494,6 +1494,19 @@ fn a_save_that_failed_is_shown_until_one_succeeds() {
 
     report(&mut engine, at(20.0), 0, RankReport::Saved(commit(1, 7)));
     assert_eq!(engine.status().save_problem, None);
+}
+
+#[test]
+fn the_status_says_that_only_the_last_save_is_left() {
+    let mut engine = training(&[1]);
+    let saving = RankHeartbeat { activity: Activity::Saving, ..RankHeartbeat::default() };
+    let made = |step| StepReport { step: Step(step), total_steps: 100, ..StepReport::default() };
+    report(&mut engine, at(10.0), 0, RankReport::Stepped(made(99)));
+    report(&mut engine, at(11.0), 0, RankReport::Heartbeat(saving));
+    assert_eq!(engine.status().reason, "1 rank trains");
+    report(&mut engine, at(12.0), 0, RankReport::Stepped(made(100)));
+    let expected = "every step is done, and the last checkpoint is being saved";
+    assert_eq!(engine.status().reason, expected);
 }
 
 #[test]

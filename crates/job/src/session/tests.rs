@@ -217,11 +217,7 @@ fn heartbeat_includes_the_last_round_trip_time() {
 // ---- actions ----
 
 fn hello(slots: u32, holding: Option<RunningRanks>) -> Action {
-    Action::Send(AgentReport::Hello(Hello {
-        node: NodeId("node0".to_owned()),
-        slots,
-        running: holding,
-    }))
+    Action::Send(AgentReport::Hello(Hello::new(NodeId("node0".to_owned()), slots, holding)))
 }
 
 fn running_ranks(ranks: &[(u32, RankPhase)]) -> Option<RunningRanks> {

@@ -1,5 +1,7 @@
 //! Faults, until the calm phase.
 
+use std::time::Duration;
+
 use baton_job::{engine, session, time::Time};
 
 use crate::{
@@ -130,8 +132,10 @@ impl Cluster {
         self.coordinator.store_refuses_until = self.now;
         self.reset_all_connections();
         self.coordinator_restarts();
-        // A paused job would never end.
-        self.coordinate(engine::Event::Resume);
+        // A paused job would never end. A new coordinator may learn of the pause only from its agents.
+        for at in [self.now, self.now.after(Duration::from_secs(10))] {
+            self.schedule(at, SimEvent::Resumed);
+        }
         for id in 0..self.agents.len() {
             self.agents[id].cut_off_until = Time(0);
             self.restart_agent_after(id, 0..=500);

@@ -65,6 +65,7 @@ pub(crate) enum SimEvent {
     AgentRestarts(AgentId),
     Fault,
     Calm,
+    Resumed,
 }
 
 /// State of the whole simulation.
@@ -197,6 +198,7 @@ impl Cluster {
             SimEvent::AgentRestarts(id) => self.agent_restarts(id),
             SimEvent::Fault => self.fault(),
             SimEvent::Calm => self.calm_down(),
+            SimEvent::Resumed => self.coordinate(engine::Event::Resume),
         }
     }
 

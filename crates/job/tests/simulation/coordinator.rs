@@ -192,32 +192,37 @@ impl Cluster {
         if self.coordinator.engine.is_some() {
             return;
         }
-        if std::mem::take(&mut self.coordinator.moves) {
-            self.continue_with_copy();
-        }
+        let moves = std::mem::take(&mut self.coordinator.moves) && self.continue_with_copy();
         let spec = &self.plan.spec;
         let engine = Engine::replay(spec, &self.coordinator.journal, self.now)
             .unwrap_or_else(|| Engine::new(spec, self.plan.origin.clone(), self.now));
         self.coordinator.status = engine.status();
         self.coordinator.engine = Some(engine);
         self.facts.push(Fact::CoordinatorReplayed);
+        if moves {
+            self.coordinate(Event::CoordinatorMoved { text: String::new() });
+        }
         for id in 0..self.agents.len() {
             self.restart_agent_after(id, 0..=3_000);
         }
         self.coordinate(Event::Tick);
     }
 
-    fn continue_with_copy(&mut self) {
+    /// Continues with the copy of the journal, if there is one.
+    fn continue_with_copy(&mut self) -> bool {
         let Coordinator { journal, copied, .. } = &mut self.coordinator;
         if *copied == 0 {
             // Nobody takes over before the first generation; the same coordinator starts again.
-            return;
+            return false;
         }
         let length = self.rng.usize((*copied).min(journal.len())..=journal.len());
-        journal.truncate(length);
+        let forgotten = journal.split_off(length);
+        self.facts.extend(forgotten.into_iter().rev().map(Fact::Forgotten));
         let fence = self.store.fence;
         let added = Record::after_loss(journal, fence, RanksOfLostJob::MayRun).unwrap_or_default();
+        self.facts.extend(added.iter().cloned().map(Fact::Persisted));
         journal.extend(added);
         *copied = journal.len();
+        true
     }
 }

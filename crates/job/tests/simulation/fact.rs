@@ -16,6 +16,8 @@ pub(crate) enum Fact {
     Woke(StateMachine),
     /// A record was written to the journal.
     Persisted(Record),
+    /// A record was lost with the coordinator's machine, the newest first.
+    Forgotten(Record),
     /// The store's fence was raised.
     FenceRaised(Generation),
     /// The store refused to raise the fence.

@@ -140,15 +140,14 @@ fn failed_save_is_reported_and_a_later_one_succeeds() {
     assert!(message.contains("step-0000000004-gen-000001"), "{message}");
 }
 
-/// A job whose last save, at step 4, finds a file where the checkpoint's folder should be. The file is removed when that
-/// save has failed `removed_after` times. Returns the outcome and the number of failed saves.
-fn last_save_fails(removed_after: usize) -> (Result<Outcome, Error>, usize) {
+/// A job whose last save, at step 4, finds a file where the checkpoint's folder should be. `mend` gets the number of failed
+/// saves, the store's folder and that file after each of them. Returns the outcome and the number of failed saves.
+fn last_save_fails(mend: impl Fn(usize, &Path, &Path)) -> (Result<Outcome, Error>, usize) {
     let folder = tempfile::tempdir().unwrap();
     let in_the_way = folder.path().join("step-0000000004-gen-000001");
     std::fs::write(&in_the_way, "").unwrap();
     let mut trainer = trainer(folder.path().to_str().unwrap());
-    const PAUSES: &[Duration] = &[Duration::from_millis(1); 3];
-    trainer.last_save_pauses = PAUSES;
+    trainer.last_save_pauses = [Duration::from_millis(1); 4];
     let mut failed = 0;
     let ended = trainer.run(&mut GenerationContext {
         generation: Generation(1),
@@ -156,9 +155,9 @@ fn last_save_fails(removed_after: usize) -> (Result<Outcome, Error>, usize) {
         restore: &Restore::default(),
         controls: &Controls::default(),
         report: &mut |report| {
-            failed += usize::from(matches!(report, RankReport::SaveFailed(_)));
-            if failed == removed_after && in_the_way.is_file() {
-                std::fs::remove_file(&in_the_way).unwrap();
+            if matches!(report, RankReport::SaveFailed(_)) {
+                failed += 1;
+                mend(failed, folder.path(), &in_the_way);
             }
         },
     });
@@ -166,14 +165,28 @@ fn last_save_fails(removed_after: usize) -> (Result<Outcome, Error>, usize) {
 }
 
 #[test]
-fn the_last_save_is_tried_again_because_the_state_would_be_lost() {
+fn the_last_save_is_tried_until_the_store_can_be_written_because_the_state_would_be_lost() {
     // The periodic save of this step fails first, and counts as an attempt.
-    let (ended, failed) = last_save_fails(3);
+    let (ended, failed) = last_save_fails(|failed, _, in_the_way| {
+        if failed == 50 {
+            std::fs::remove_file(in_the_way).unwrap();
+        }
+    });
     assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
-    assert_eq!(failed, 3);
-    let (ended, failed) = last_save_fails(usize::MAX);
+    assert_eq!(failed, 50);
+}
+
+#[test]
+fn the_last_save_ends_when_a_newer_generation_has_taken_over() {
+    let (ended, failed) = last_save_fails(|failed, store, in_the_way| {
+        if failed == 3 {
+            std::fs::remove_file(in_the_way).unwrap();
+            let store = Store::open(store.to_str().unwrap()).unwrap();
+            store.raise_fence(Generation(2)).unwrap();
+        }
+    });
     assert!(matches!(ended, Err(Error::LastSave(_))), "{ended:?}");
-    assert_eq!(failed, 1 + 4, "the periodic one, the last one, and three more");
+    assert_eq!(failed, 4);
 }
 
 fn digits(set: &str) -> String {

@@ -131,8 +131,8 @@ fn message(state: &State, theme: Theme) -> Option<(Style, String)> {
     if let Some(recovery) = render::current_recovery(status) {
         return Some((theme.warning(), render::recovery(recovery, true)));
     }
-    if let Some(problem) = &status.save_problem {
-        return Some((theme.bad(), format!("SAVING FAILS, training continues: {problem}")));
+    if let Some(problem) = render::save_problem(status) {
+        return Some((theme.bad(), format!("saving {problem}")));
     }
     if status.outcome.is_some() {
         return Some((theme.bold(), format!("the job has ended; q quits.  {}", status.reason)));

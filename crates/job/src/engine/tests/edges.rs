@@ -134,7 +134,7 @@ fn a_rank_that_started_over_while_its_node_was_disconnected_counts_as_dead() {
 #[test]
 fn a_second_hello_over_one_connection_only_counts_as_stale() {
     let mut engine = training(&[1]);
-    let hello = Hello { node: node(0), slots: 1, running: None };
+    let hello = Hello::new(node(0), 1, None);
     agent_report(&mut engine, at(10.0), 0, AgentReport::Hello(hello));
     assert_eq!(engine.status().stale_messages, 1);
     assert_eq!(engine.status().phase, PhaseName::Training);

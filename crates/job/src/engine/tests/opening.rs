@@ -87,7 +87,7 @@ fn the_pause_before_another_try_stays_short() {
 #[test]
 fn a_job_without_ranks_ends_when_the_store_refuses_it() {
     let mut engine = gathering(1);
-    let hello = Hello { node: node(0), slots: 1, running: None };
+    let hello = Hello::new(node(0), 1, None);
     engine.handle(at(1.0), Event::Attached { attachment: Attachment(1), hello });
 
     engine.handle(at(1.0), full_disk());
@@ -100,7 +100,7 @@ fn a_job_without_ranks_ends_when_the_store_refuses_it() {
 fn a_restarted_coordinator_waits_for_the_store_if_an_agent_has_ranks() {
     let mut engine = reattaching(&[1, 1]);
     for (number, ranks) in [(0, vec![(0, RankPhase::Waiting)]), (1, vec![])] {
-        let hello = Hello { node: node(number), slots: 1, running: running(1, &ranks) };
+        let hello = Hello::new(node(number), 1, running(1, &ranks));
         let attachment = Attachment(u64::from(number) + 1);
         engine.handle(at(1.0), Event::Attached { attachment, hello });
     }
@@ -252,7 +252,7 @@ fn a_store_that_does_not_answer_is_reported_once() {
 #[test]
 fn a_new_job_says_that_it_waits_for_the_store() {
     let mut engine = gathering(1);
-    let hello = Hello { node: node(0), slots: 1, running: None };
+    let hello = Hello::new(node(0), 1, None);
     engine.handle(at(1.0), Event::Attached { attachment: Attachment(1), hello });
 
     engine.handle(at(6.0), Event::Tick);
@@ -380,7 +380,7 @@ fn a_leaving_node_takes_part_if_the_one_in_its_place_is_gone() {
 fn gathering_with_state() -> Engine {
     let mut engine = gathering(2);
     attach(&mut engine, at(1.0), 0, 1, running(1, &[(0, RankPhase::Waiting)]));
-    let hello = Hello { node: node(1), slots: 1, running: None };
+    let hello = Hello::new(node(1), 1, None);
     engine.handle(at(2.0), Event::Attached { attachment: Attachment(9), hello });
     assert_eq!(engine.status().phase, PhaseName::Gathering);
     engine
@@ -404,7 +404,7 @@ fn an_agent_that_comes_back_before_the_store_answers_learns_of_the_generation() 
     detach(&mut engine, at(3.0), 1);
     let grace = engine.policy.node_grace;
     engine.handle(at(3.0).after(grace), Event::Tick);
-    let hello = Hello { node: node(1), slots: 1, running: running(1, &[(1, RankPhase::Waiting)]) };
+    let hello = Hello::new(node(1), 1, running(1, &[(1, RankPhase::Waiting)]));
     engine.handle(at(20.0), Event::Attached { attachment: Attachment(9), hello });
 
     let actions = engine.handle(at(21.0), Event::Fenced);
@@ -434,15 +434,20 @@ fn a_job_whose_only_rank_died_waits_ten_minutes_for_the_store() {
     let event = rank_event(&engine, Generation(1), 0, crashed());
     engine.handle(at(3.0), event);
     let mut now = at(3.0);
-    let mut tries = 0;
+    let (mut tries, mut waits) = (0, String::new());
     while engine.outcome().is_none() {
         engine.handle(now, full_disk());
         tries += 1;
+        if engine.outcome().is_none() {
+            waits = engine.status().reason;
+        }
         if let Some(next) = engine.deadline() {
             now = next;
             engine.handle(now, Event::Tick);
         }
     }
+    let text = "the next generation, which resumes from the newest checkpoint, waits for the checkpoint store";
+    assert!(waits.starts_with(text), "no rank keeps a state: {waits}");
     assert!(tries > 50 && (at(600.0)..at(620.0)).contains(&now), "{tries} at {now}");
     assert_eq!(failure_of(&engine).message, "the disk is full; free space");
 }
@@ -475,6 +480,36 @@ fn a_process_that_is_ready_and_dies_while_the_store_is_slow_gets_its_time_again(
     engine.handle(at(40.0), Event::Reported { node: node(2), attachment, report });
 
     assert_eq!(engine.deadline(), Some(at(60.0)));
+}
+
+#[test]
+fn nodes_learn_of_a_generation_from_the_journal_only_if_its_fence_was_raised() {
+    let mut engine = reattaching(&[1, 1]);
+    let newcomer = attach(&mut engine, at(1.0), 2, 1, None);
+    assert_eq!(launches(&newcomer), 0, "another coordinator may open one of this number");
+    let known = running(1, &[(0, RankPhase::Training)]);
+    let actions = attach(&mut engine, at(2.0), 0, 1, known);
+    assert_eq!(
+        launches(&actions),
+        1,
+        "an agent knows of it: the newcomer must end older processes"
+    );
+}
+
+#[test]
+fn a_pause_that_only_agents_know_of_is_adopted() {
+    let mut engine = reattaching(&[1]);
+    let pause = PauseState { number: 3, paused: true };
+    let running = running(1, &[(0, RankPhase::Training)]);
+    let hello = Hello { pause, ..Hello::new(node(0), 1, running) };
+    engine.handle(at(1.0), Event::Attached { attachment: Attachment(7), hello });
+    let pause = engine.status().pause.unwrap();
+    assert_eq!(pause.reason, "requested before the coordinator was lost");
+    let actions = engine.handle(at(2.0), Event::Resume);
+    let resumed = Directive::Pause(PauseState { number: 4, paused: false });
+    let is_sent =
+        |action: &Action| matches!(action, Action::Send { directive, .. } if *directive == resumed);
+    assert!(actions.iter().any(is_sent), "newer than what the agent knows: {actions:?}");
 }
 
 #[test]

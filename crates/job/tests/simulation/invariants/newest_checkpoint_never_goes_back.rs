@@ -1,6 +1,7 @@
-//! The newest checkpoint in the status is never older than before, even after the coordinator was restarted.
+//! The newest checkpoint in the status is never older than before, even after the coordinator was restarted, unless its
+//! record was lost with the coordinator's machine.
 
-use baton_job::Generation;
+use baton_job::{Generation, engine::Record};
 use baton_recipe::Step;
 
 use super::Invariant;
@@ -17,6 +18,9 @@ impl Invariant for NewestCheckpointNeverGoesBack {
     }
 
     fn check(&mut self, cluster: &Cluster, fact: &Fact) -> Result<(), String> {
+        if matches!(fact, Fact::Forgotten(Record::Saved(_))) {
+            self.newest = None;
+        }
         // The status of a coordinator that crashed between two actions was not read.
         if !matches!(fact, Fact::EngineMoved) || cluster.coordinator.engine.is_none() {
             return Ok(());

@@ -29,6 +29,14 @@ impl Invariant for PersistComesFirst {
                 self.opened = *generation;
                 self.ended = false;
             }
+            Fact::Forgotten(Record::Opened { .. }) => {
+                let opened =
+                    cluster.coordinator.journal.iter().rev().find_map(|record| match record {
+                        Record::Opened { generation, .. } => Some(*generation),
+                        _ => None,
+                    });
+                self.opened = opened.unwrap_or_default();
+            }
             Fact::Persisted(Record::Ended(_)) => self.ended = true,
             Fact::FenceRaised(generation) => self.fenced = *generation,
             Fact::DirectiveSent(_, Directive::Launch(launch)) => {

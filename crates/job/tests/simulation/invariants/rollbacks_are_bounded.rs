@@ -42,6 +42,11 @@ impl Invariant for RollbacksAreBounded {
                     None => Ok(()),
                 }
             }
+            Fact::Forgotten(Record::Diverged(incident)) if incident.rollback.is_some() => {
+                self.made -= 1;
+                self.due = None;
+                Ok(())
+            }
             Fact::Persisted(Record::Opened { generation, .. }) => {
                 let before = std::mem::replace(&mut self.opened, *generation);
                 match self.due.take() {
