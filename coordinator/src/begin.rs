@@ -11,7 +11,7 @@ use std::{
 
 use baton_access::bounded::{MAX_RECIPE_BYTES, read_text};
 use baton_checkpoint::{
-    BucketAccess, CheckpointReference, Claimant, EntryState, Error as StoreError, Lease,
+    BucketAccess, CheckpointReference, Claimant, CoordinatorLease, EntryState, Error as StoreError,
     ResumePoint, Store,
 };
 use baton_job::{
@@ -48,7 +48,7 @@ pub(crate) fn begin(
     address: SocketAddr,
 ) -> Result<RunningJob, Failure> {
     let clock = Clock::start();
-    let place = Place::of(args, address)?;
+    let place = ServingPlace::of(args, address)?;
     let PreparedJob { engine, journal, store, records, lease, moved } =
         prepare(args, &spec, &place, clock)?;
     let collector = args.otlp_endpoint.as_ref();
@@ -65,13 +65,17 @@ pub(crate) fn begin(
     tracing::info!(job = %job_id, recipe = %spec.to_json(), "serving");
     let apart = is_apart(&spec, &args.run_dir)
         .then(|| apart(args, &spec, &journal, place.lease(job_id), lease));
-    let apart = apart.and_then(|apart| {
-        apart.inspect_err(|error| tracing::warn!("the journal is not copied: {error:#}")).ok()
-    });
+    let apart = match apart.transpose() {
+        Err(error) if args.take_over.is_none() => {
+            tracing::warn!("the journal is not copied: {error:#}");
+            None
+        }
+        apart => apart.map_err(|error| crash(format!("{error:#}")))?,
+    };
     if let Some(apart) = apart.as_ref().filter(|_| may_have_ranks(&records)) {
         apart.copy.begin();
     }
-    let Place { owner, host, run_dir, .. } = place;
+    let ServingPlace { owner, host, run_dir, .. } = place;
     let recipe = spec.to_json();
     let claimant = Claimant { owner, job: job_id, name: spec.name.clone(), recipe, host, run_dir };
     let claim = (store, claimant);
@@ -90,38 +94,59 @@ pub(crate) fn begin(
 }
 
 /// This coordinator's process, and where it runs.
-struct Place {
+struct ServingPlace {
     /// Random identity of the process.
     owner: String,
+    /// Random identity of the run folder.
+    folder: String,
     host: String,
     run_dir: String,
     /// URL at which others reach it.
     address: Option<String>,
 }
 
-impl Place {
+impl ServingPlace {
     fn of(args: &Args, address: SocketAddr) -> Result<Self, Failure> {
         let scheme = if args.access.tls_cert.is_some() { "https" } else { "http" };
         let address = |host: &String| format!("{scheme}://{}:{}", in_url(host), address.port());
         Ok(Self {
             owner: uuid::Uuid::new_v4().to_string(),
+            folder: folder_identity(&args.run_dir)?,
             host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
             run_dir: path::absolute(&args.run_dir).map_err(crash)?.display().to_string(),
             address: args.host.as_ref().map(address),
         })
     }
 
-    fn lease(&self, job: JobId) -> Lease {
-        let Self { owner, host, run_dir, address } = self;
-        Lease {
+    fn lease(&self, job: JobId) -> CoordinatorLease {
+        let Self { owner, folder, host, run_dir, address } = self;
+        CoordinatorLease {
             owner: owner.clone(),
             job,
+            folder: folder.clone(),
             host: host.clone(),
             run_dir: run_dir.clone(),
             address: address.clone(),
-            ..Lease::default()
+            ..CoordinatorLease::default()
         }
     }
+}
+
+/// The random identity of a run folder, which is moved with it.
+fn folder_identity(run_dir: &Path) -> Result<String, Failure> {
+    let path = run_dir.join("identity");
+    match fs::read_to_string(&path) {
+        Ok(known) if !known.trim().is_empty() => return Ok(known.trim().to_owned()),
+        _ => {}
+    }
+    let new = uuid::Uuid::new_v4().to_string();
+    let temporary = path.with_extension("tmp");
+    fs::write(&temporary, format!("{new}\n"))
+        .and_then(|()| fs::rename(&temporary, &path))
+        .map_err(|error| {
+            disk::failure(&path, format!("{}: cannot be written: {error}", path.display()))
+        })?;
+    Ok(new)
 }
 
 /// A host as a part of a URL.
@@ -195,7 +220,7 @@ enum LeaseAtStart {
     /// Number of the newest one; 0 if there is none.
     Newest(u64),
     /// The one that this coordinator has taken.
-    Taken(Lease),
+    Taken(CoordinatorLease),
 }
 
 fn traces(
@@ -214,7 +239,7 @@ fn traces(
 fn prepare(
     args: &Args,
     spec: &JobSpec,
-    place: &Place,
+    place: &ServingPlace,
     clock: Clock,
 ) -> Result<PreparedJob, Failure> {
     let path = args.run_dir.join("journal.redb");
@@ -235,16 +260,17 @@ fn prepare(
     let store = open_store(spec, &args.run_dir, !new_run && may_have_ranks(&records))?;
     let (mut lease, mut moved) = (LeaseAtStart::Unread, None);
     if args.take_over.is_some() {
-        let (taken, text) = take_lease(args, place, &store)?;
-        (lease, moved) = (LeaseAtStart::Taken(taken), Some(text));
-        let continued = continue_lost_job(&mut journal, spec, &store, RanksOfLostJob::MayRun)?;
-        records = continued;
+        // First the journal: who cannot continue must not replace the one that may still serve.
+        records = continue_lost_job(&mut journal, spec, &store, RanksOfLostJob::MayRun)?;
         if records.is_empty() {
             return Err(bad_input(format!(
-                "--take-over: {} has no journal of a job that can continue",
+                "--take-over: {} has no journal of a job that runs; start the job with `baton up`",
                 store.location()
             )));
         }
+        let (taken, text) = take_lease(args, place, &store)?;
+        (lease, moved) = (LeaseAtStart::Taken(taken), Some(text));
+        refuse_newer_copy(&journal, &records, &store)?;
     } else if !may_have_ranks(&records) {
         // Before the journal's copy is read: who takes a lease later has continued the job.
         let newest = store.lease().map_err(|error| disk::store_failure(&error))?;
@@ -305,14 +331,29 @@ fn prepare(
     Ok(PreparedJob { engine, journal, store, records, lease, moved })
 }
 
+/// Refuses to continue with a copy of the journal to which the lost coordinator has added since it was read.
+fn refuse_newer_copy(journal: &Journal, records: &[Record], store: &Store) -> Result<(), Failure> {
+    let here = journal.entries().map_err(|error| crash(format!("{error:#}")))?;
+    let job = job_of(records).unwrap_or_default();
+    match journal_copy::is_continued(store, job, &here) {
+        Ok(false) => Ok(()),
+        Ok(true) => Err(crash("the other coordinator still wrote its journal; try again")),
+        Err(error) => Err(disk::store_failure(&error)),
+    }
+}
+
 /// Takes the lease after that of the lost coordinator. Returns it, and from where to where the coordinator moves.
-fn take_lease(args: &Args, place: &Place, store: &Store) -> Result<(Lease, String), Failure> {
+fn take_lease(
+    args: &Args,
+    place: &ServingPlace,
+    store: &Store,
+) -> Result<(CoordinatorLease, String), Failure> {
     let failure = |error: StoreError| disk::store_failure(&error);
     let claimant = store.claimant(store.fence().map_err(failure)?).map_err(failure)?;
     let lost = store.lease().map_err(failure)?.unwrap_or_default();
     let number = args.after.unwrap_or(lost.number) + 1;
     let job = claimant.map_or_else(JobId::default, |claimant| claimant.job);
-    let taken = Lease { number, ..place.lease(job) };
+    let taken = CoordinatorLease { number, renews: true, ..place.lease(job) };
     store.take_lease(&taken).map_err(failure)?;
     let address = taken.address.as_deref().unwrap_or_default();
     let text = format!(
@@ -386,7 +427,7 @@ fn apart(
     args: &Args,
     spec: &JobSpec,
     journal: &Journal,
-    lease: Lease,
+    lease: CoordinatorLease,
     at_start: LeaseAtStart,
 ) -> anyhow::Result<Apart> {
     let location = store_location(spec, &args.run_dir);
@@ -402,7 +443,7 @@ fn apart(
         copy,
         lease,
         has_standby: spec.cluster.standby,
-        is_released_at_end: args.take_over.is_some(),
+        is_standby: args.take_over.is_some(),
     })
 }
 

@@ -18,9 +18,24 @@ pub(crate) fn claim(
     claimant: &Claimant,
     lease: Option<&HeldLease>,
 ) -> JobInput {
-    let secured = lease.map_or(Ok(true), HeldLease::secure);
-    match secured.and_then(|_| store.claim(generation, claimant)) {
+    let claims = || {
+        if let Some(lease) = lease {
+            if lease.is_free() {
+                // Who cannot open the generation must not replace the one that can.
+                store.check_unclaimed(generation)?;
+            }
+            lease.secure()?;
+        }
+        store.claim(generation, claimant)
+    };
+    match claims() {
         Ok(()) => Event::Fenced.into(),
+        // One that was replaced woke up and was faster. The next coordinator begins above it, and the agents find that one.
+        Err(error @ Error::TakenOver { .. })
+            if lease.is_some_and(|lease| lease.is_renewed_here()) =>
+        {
+            JobInput::Replaced(Failure { class: Class::TakenOver, message: error.to_string() })
+        }
         Err(error @ Error::Replaced { .. }) => replaced(&error, claimant.job),
         Err(error @ Error::TakenOver { .. }) => {
             Event::TakenOver { message: error.to_string() }.into()
@@ -43,8 +58,8 @@ pub(crate) fn replaced(error: &Error, job: JobId) -> JobInput {
             JobInput::Replaced(Failure { class: Class::TakenOver, message })
         }
         _ => {
-            let remedy =
-                "stop one of the two jobs, or set checkpoint.dir to a separate store for this job";
+            let remedy = "continue there; if that one is lost too, start a coordinator with `baton-coordinator serve \
+                          --take-over STORE`; for another job, set checkpoint.dir to a separate store";
             Event::TakenOver { message: format!("{message}; {remedy}") }.into()
         }
     }
@@ -52,7 +67,7 @@ pub(crate) fn replaced(error: &Error, job: JobId) -> JobInput {
 
 #[cfg(test)]
 mod tests {
-    use baton_checkpoint::Lease;
+    use baton_checkpoint::CoordinatorLease;
 
     use super::*;
     use crate::journal_copy::kit::{JOB, claimant};
@@ -77,24 +92,55 @@ mod tests {
     fn a_coordinator_that_was_replaced_claims_nothing_and_its_agents_follow_if_they_can() {
         let folder = tempfile::tempdir().unwrap();
         let open = || Store::open(folder.path().to_str().unwrap()).unwrap();
-        let mine = Lease { number: 1, host: "a".to_owned(), job: JOB, ..Lease::default() };
+        let mine = CoordinatorLease {
+            number: 1,
+            folder: "a".to_owned(),
+            job: JOB,
+            ..CoordinatorLease::default()
+        };
         let held = HeldLease::taken(open(), mine.clone());
         open().take_lease(&mine).unwrap();
         let claims = || claim(&open(), Generation(1), &claimant(), Some(&held));
 
         // A user has started it a second time, where the agents do not find it.
-        let next = Lease { number: 2, host: "b".to_owned(), ..mine.clone() };
+        let next = CoordinatorLease {
+            number: 2,
+            folder: "b".to_owned(),
+            host: "b".to_owned(),
+            ..mine.clone()
+        };
         open().take_lease(&next).unwrap();
         let answer = event(claims());
         let Event::TakenOver { message } = answer else { panic!("{answer:?}") };
-        assert!(message.contains("on host b; stop one of the two jobs"), "{message}");
+        assert!(message.contains("on host b; continue there"), "{message}");
 
         let address = Some("http://c:29600".to_owned());
-        open().take_lease(&Lease { number: 3, address, ..next }).unwrap();
+        open().take_lease(&CoordinatorLease { number: 3, address, ..next }).unwrap();
         let JobInput::Replaced(failure) = claims() else { panic!("its agents are dismissed") };
         assert_eq!(failure.class, Class::TakenOver);
         assert!(failure.message.ends_with("at http://c:29600"), "{failure}");
         assert_eq!(open().fence().unwrap(), Generation(0));
+    }
+
+    #[test]
+    fn a_coordinator_that_cannot_open_its_generation_does_not_replace_the_one_that_can() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = || Store::open(folder.path().to_str().unwrap()).unwrap();
+        let of = |folder: &str| CoordinatorLease {
+            folder: folder.to_owned(),
+            job: JOB,
+            ..CoordinatorLease::default()
+        };
+        let holder = HeldLease::free(open(), of("a"), Some(0));
+        let later = HeldLease::free(open(), of("b"), Some(1));
+        for generation in [1, 2] {
+            let answer = claim(&open(), Generation(generation), &claimant(), Some(&holder));
+            assert_eq!(event(answer), Event::Fenced);
+        }
+        let other = Claimant { owner: "another".to_owned(), ..claimant() };
+        let answer = event(claim(&open(), Generation(2), &other, Some(&later)));
+        assert!(matches!(answer, Event::TakenOver { .. }), "{answer:?}");
+        assert!(holder.secure().unwrap(), "it still has the lease");
     }
 
     #[test]

@@ -176,8 +176,9 @@ pub(crate) struct Apart {
     pub(crate) lease: HeldLease,
     /// Whether agents may take over, `cluster.standby`.
     pub(crate) has_standby: bool,
-    /// Whether this coordinator ends with its node, and another one should then take over at once.
-    pub(crate) is_released_at_end: bool,
+    /// Whether this coordinator has taken over from a lost one. It ends with its node; then another one should take over
+    /// at once.
+    pub(crate) is_standby: bool,
 }
 
 /// A message to an agent or a user.
@@ -265,14 +266,15 @@ impl JobLoop {
             next = self.next();
         }
         drop(renewal);
-        if let Some(Apart { copy, lease, is_released_at_end, .. }) = &self.apart
+        if let Some(Apart { copy, lease, is_standby, .. }) = &self.apart
             && self.replaced.is_none()
         {
             if !copy.flush(LAST_COPY_TIMEOUT) {
                 warn!("the newest entries of the journal are only in the run folder");
             }
-            if *is_released_at_end {
-                lease.release();
+            let job_is_over = self.engine.outcome().is_some();
+            if *is_standby || job_is_over {
+                lease.end(job_is_over);
             }
         }
         Ok(self.replaced)
@@ -484,8 +486,10 @@ impl JobLoop {
             self.unpublished_since.is_some_and(|since| since.elapsed() >= MAX_SNAPSHOT_AGE);
         let attached = self.outboxes.len();
         if let Some(apart) = &self.apart {
-            // A single node has nobody who could take over.
-            apart.lease.set_renewed(apart.has_standby && attached > 1);
+            // A single node has nobody who could take over. Those of a lost coordinator may still be on their way.
+            if apart.has_standby && (attached > 1 || apart.is_standby) {
+                apart.lease.start_renewals();
+            }
         }
         if !has_changed && !is_old && self.snapshots.borrow().attached == attached {
             return;

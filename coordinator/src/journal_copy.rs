@@ -1,7 +1,8 @@
 //! A copy of the journal in the checkpoint store: when the run folder is lost, a coordinator elsewhere continues the job
 //! with its budget, history and events.
 //!
-//! The file in the run folder comes first. The job never waits for the copy, and nothing that happens to the copy ends it.
+//! The file in the run folder comes first. Only a new generation waits for the copy, for two seconds at most, and nothing that
+//! happens to the copy ends the job.
 //! A coordinator writes it while it has the lease, which it takes with its first generation, so one that merely starts
 //! changes nothing. A store that is out of reach gets the entries later, and a copy that is damaged or has entries of
 //! another coordinator is made anew.
@@ -476,7 +477,7 @@ impl Copier {
 
 #[cfg(test)]
 pub(crate) mod kit {
-    use baton_checkpoint::{Claimant, Lease};
+    use baton_checkpoint::{Claimant, CoordinatorLease};
 
     use super::*;
 
@@ -529,8 +530,8 @@ pub(crate) mod kit {
         newest: u64,
         committed: Vec<JournalEntry>,
     ) -> JournalCopy {
-        let host = Uuid::new_v4().to_string();
-        let lease = Lease { job: JOB, host, ..Lease::default() };
+        let folder_id = Uuid::new_v4().to_string();
+        let lease = CoordinatorLease { job: JOB, folder: folder_id, ..CoordinatorLease::default() };
         let lease = HeldLease::free(folder_store(folder), lease, Some(newest));
         JournalCopy::start(folder_store(folder), (JOB, lease), committed).unwrap()
     }

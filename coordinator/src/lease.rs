@@ -4,19 +4,19 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, Ordering},
         mpsc::{self, RecvTimeoutError, Sender},
     },
     thread,
 };
 
-use baton_checkpoint::{Error, Lease, Store};
+use baton_checkpoint::{CoordinatorLease, Error, Store};
 use baton_job::standby::RENEWAL_INTERVAL;
 use parking_lot::Mutex;
 use tracing::{info, warn};
 
-/// How many times a lease is renewed, or could be, from one look for a newer one to the next.
-const ROUNDS_PER_LOOK: u64 = 4;
+/// How many renewals come between two looks for a newer lease.
+const RENEWALS_PER_LOOK: u64 = 4;
 
 /// The lease of this coordinator; clones refer to the same one.
 #[derive(Clone)]
@@ -24,37 +24,35 @@ pub(crate) struct HeldLease(Arc<Holder>);
 
 struct Holder {
     store: Store,
-    state: Mutex<State>,
+    state: Mutex<LeaseState>,
     /// Whether it is to be renewed.
     renews: AtomicBool,
-    rounds: AtomicU64,
 }
 
-enum State {
+enum LeaseState {
     /// Not taken yet. `newest` is the number of the newest lease when this coordinator started; a newer one is of a
-    /// coordinator that has continued the job since. `None` if ranks may run: then the newest one must be this place's.
+    /// coordinator that has continued the job since. `None` if ranks may run: then the newest one must be this run folder's.
     Free {
-        lease: Lease,
+        lease: CoordinatorLease,
         newest: Option<u64>,
     },
-    Held(Lease),
+    Held(CoordinatorLease),
 }
 
 impl HeldLease {
     /// A lease that will be taken by [`secure`](Self::secure): `lease` is what it says.
-    pub(crate) fn free(store: Store, lease: Lease, newest: Option<u64>) -> Self {
-        Self::of(store, State::Free { lease, newest })
+    pub(crate) fn free(store: Store, lease: CoordinatorLease, newest: Option<u64>) -> Self {
+        Self::of(store, LeaseState::Free { lease, newest })
     }
 
     /// A lease that this coordinator has taken.
-    pub(crate) fn taken(store: Store, lease: Lease) -> Self {
-        Self::of(store, State::Held(lease))
+    pub(crate) fn taken(store: Store, lease: CoordinatorLease) -> Self {
+        Self::of(store, LeaseState::Held(lease))
     }
 
-    fn of(store: Store, state: State) -> Self {
+    fn of(store: Store, state: LeaseState) -> Self {
         let renews = AtomicBool::new(false);
-        let rounds = AtomicU64::new(0);
-        Self(Arc::new(Holder { store, state: Mutex::new(state), renews, rounds }))
+        Self(Arc::new(Holder { store, state: Mutex::new(state), renews }))
     }
 
     /// Takes the lease, or checks that it is still the newest one. Returns false if the store has lost it, or another folder
@@ -66,9 +64,23 @@ impl HeldLease {
         self.0.secure()
     }
 
-    /// Sets whether the lease is renewed from now on, so that others take over once it is not.
-    pub(crate) fn set_renewed(&self, renews: bool) {
-        self.0.renews.store(renews, Ordering::Relaxed);
+    /// Renews the lease from now on, so that others take over once that ends.
+    pub(crate) fn start_renewals(&self) {
+        self.0.renews.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether this coordinator has the newest lease and renews it, so that agents find the next one if it ends.
+    pub(crate) fn is_renewed_here(&self) -> bool {
+        let is_found = match &*self.0.state.lock() {
+            LeaseState::Held(lease) => lease.renews && lease.address.is_some(),
+            LeaseState::Free { .. } => false,
+        };
+        is_found && matches!(self.secure(), Ok(true))
+    }
+
+    /// Whether the lease has not been taken yet.
+    pub(crate) fn is_free(&self) -> bool {
+        matches!(&*self.0.state.lock(), LeaseState::Free { .. })
     }
 
     /// Renews the lease on a thread of its own, until the renewal is dropped. `on_replaced` is called if another coordinator
@@ -106,11 +118,11 @@ impl HeldLease {
         Ok(Renewal { _stop: stop })
     }
 
-    /// Says in the store that this coordinator has ended, and another one should take over.
-    pub(crate) fn release(&self) {
+    /// The last word of a coordinator that ends: another one should take over at once, or, if the job is over, nobody.
+    pub(crate) fn end(&self, job_is_over: bool) {
         let mut state = self.0.state.lock();
-        if let State::Held(lease) = &mut *state {
-            lease.released = true;
+        if let LeaseState::Held(lease) = &mut *state {
+            (lease.renews, lease.released) = (!job_is_over, !job_is_over);
             if let Err(error) = self.0.store.renew_lease(lease) {
                 warn!("the coordinator's lease cannot be released: {error}");
             }
@@ -125,50 +137,72 @@ pub(crate) struct Renewal {
 
 impl Holder {
     fn secure(&self) -> Result<bool, Error> {
-        let Self { store, state, .. } = self;
-        let mut state = state.lock();
-        let (mine, expected) = match &*state {
-            State::Held(lease) => return store.has_lease(lease.number),
-            State::Free { lease, newest } => (lease, *newest),
+        let held = match &*self.state.lock() {
+            LeaseState::Held(lease) => Some(lease.clone()),
+            LeaseState::Free { .. } => None,
         };
-        let taken = match store.lease()? {
-            Some(found) if found.is_at_place_of(mine) => {
-                // Before a restart this coordinator had it.
-                let Lease { number, renewals, .. } = found;
-                let lease = Lease { number, renewals: renewals + 1, ..mine.clone() };
-                store.renew_lease(&lease)?;
+        match held {
+            // The store may take long to answer; renewals do not wait for this.
+            Some(lease) => match self.store.has_lease(lease.number) {
+                Err(Error::Replaced { by, .. }) if by.folder == lease.folder => {
+                    self.adopt(*by, &lease);
+                    Ok(true)
+                }
+                found => found,
+            },
+            None => self.take().map(|()| true),
+        }
+    }
+
+    /// Continues with the lease that this run folder had before.
+    fn adopt(&self, found: CoordinatorLease, mine: &CoordinatorLease) -> CoordinatorLease {
+        let CoordinatorLease { number, renews, renewals, .. } = found;
+        let lease = CoordinatorLease { number, renews, renewals: renewals + 1, ..mine.clone() };
+        self.renews.fetch_or(renews, Ordering::Relaxed);
+        *self.state.lock() = LeaseState::Held(lease.clone());
+        lease
+    }
+
+    fn take(&self) -> Result<(), Error> {
+        let (mine, expected) = match &*self.state.lock() {
+            LeaseState::Held(_) => return Ok(()),
+            LeaseState::Free { lease, newest } => (lease.clone(), *newest),
+        };
+        let taken = match self.store.lease()? {
+            Some(found) if found.folder == mine.folder => {
+                let lease = self.adopt(found, &mine);
+                self.store.renew_lease(&lease)?;
                 lease
             }
             _ => {
-                let lease = Lease { number: expected.unwrap_or(0) + 1, ..mine.clone() };
-                store.take_lease(&lease)?;
+                let lease = CoordinatorLease { number: expected.unwrap_or(0) + 1, ..mine };
+                self.store.take_lease(&lease)?;
+                *self.state.lock() = LeaseState::Held(lease.clone());
                 lease
             }
         };
         info!(number = taken.number, "this coordinator has the lease of the checkpoint store");
-        *state = State::Held(taken);
-        Ok(true)
+        Ok(())
     }
 
     fn renew(&self) -> Result<(), Error> {
-        if matches!(&*self.state.lock(), State::Free { newest: None, .. }) {
+        if matches!(&*self.state.lock(), LeaseState::Free { newest: None, .. }) {
             // After a restart: somebody else may have taken over in the meantime.
+            self.take()?;
+        }
+        let renewed = match &mut *self.state.lock() {
+            LeaseState::Held(lease) if self.renews.load(Ordering::Relaxed) && !lease.released => {
+                lease.renews = true;
+                lease.renewals += 1;
+                lease.clone()
+            }
+            _ => return Ok(()),
+        };
+        self.store.renew_lease(&renewed)?;
+        if renewed.renewals.is_multiple_of(RENEWALS_PER_LOOK) {
             self.secure()?;
         }
-        let mut state = self.state.lock();
-        let State::Held(lease) = &mut *state else { return Ok(()) };
-        // Who had nodes may have lost them to another coordinator.
-        let round = self.rounds.fetch_add(1, Ordering::Relaxed);
-        if lease.renewals > 0 && round.is_multiple_of(ROUNDS_PER_LOOK) {
-            self.store.has_lease(lease.number)?;
-        }
-        let renews = self.renews.load(Ordering::Relaxed);
-        if lease.released || !(renews || lease.renews) {
-            return Ok(());
-        }
-        lease.renews = renews;
-        lease.renewals += 1;
-        self.store.renew_lease(lease)
+        Ok(())
     }
 }
 
@@ -180,26 +214,28 @@ mod tests {
         Store::open(folder.path().to_str().unwrap()).unwrap()
     }
 
-    fn of_host(host: &str) -> Lease {
-        Lease { host: host.to_owned(), owner: format!("{host} 1"), ..Lease::default() }
+    /// A lease of a run folder of this name.
+    fn of(folder: &str) -> CoordinatorLease {
+        let owner = format!("{folder} 1");
+        CoordinatorLease { folder: folder.to_owned(), owner, ..CoordinatorLease::default() }
     }
 
     #[test]
     fn of_two_coordinators_that_start_alike_one_gets_the_lease() {
         let folder = tempfile::tempdir().unwrap();
-        let [a, b] = ["a", "b"].map(|host| HeldLease::free(store(&folder), of_host(host), Some(0)));
+        let [a, b] = ["a", "b"].map(|host| HeldLease::free(store(&folder), of(host), Some(0)));
         assert!(a.secure().unwrap());
         let error = b.secure().unwrap_err();
-        assert!(matches!(&error, Error::Replaced { by, .. } if by.host == "a"), "{error}");
+        assert!(matches!(&error, Error::Replaced { by, .. } if by.folder == "a"), "{error}");
         assert!(a.secure().unwrap());
     }
 
     #[test]
     fn one_that_starts_later_replaces_the_holder() {
         let folder = tempfile::tempdir().unwrap();
-        let a = HeldLease::free(store(&folder), of_host("a"), Some(0));
+        let a = HeldLease::free(store(&folder), of("a"), Some(0));
         a.secure().unwrap();
-        let b = HeldLease::free(store(&folder), of_host("b"), Some(1));
+        let b = HeldLease::free(store(&folder), of("b"), Some(1));
         b.secure().unwrap();
         assert!(matches!(a.secure(), Err(Error::Replaced { .. })));
         assert!(b.secure().unwrap());
@@ -208,7 +244,7 @@ mod tests {
     #[test]
     fn a_lease_that_is_gone_with_the_store_is_missed() {
         let folder = tempfile::tempdir().unwrap();
-        let held = HeldLease::free(store(&folder), of_host("a"), Some(0));
+        let held = HeldLease::free(store(&folder), of("a"), Some(0));
         assert!(held.secure().unwrap());
         std::fs::remove_dir_all(folder.path().join("leases")).unwrap();
         assert!(!held.secure().unwrap());
@@ -217,38 +253,70 @@ mod tests {
     #[test]
     fn a_restarted_coordinator_has_its_lease_unless_another_one_took_over() {
         let folder = tempfile::tempdir().unwrap();
-        let begun = HeldLease::free(store(&folder), of_host("a"), Some(0));
+        let begun = HeldLease::free(store(&folder), of("a"), Some(0));
         begun.secure().unwrap();
-        let restarted = |host| HeldLease::free(store(&folder), of_host(host), None);
+        let restarted = |host| HeldLease::free(store(&folder), of(host), None);
         let again = restarted("a");
         again.secure().unwrap();
         assert_eq!(store(&folder).lease().unwrap().unwrap().number, 1);
 
-        HeldLease::free(store(&folder), of_host("b"), Some(1)).secure().unwrap();
+        HeldLease::free(store(&folder), of("b"), Some(1)).secure().unwrap();
         assert!(matches!(restarted("a").secure(), Err(Error::Replaced { .. })));
         restarted("b").secure().unwrap();
     }
 
     #[test]
-    fn it_is_renewed_only_while_somebody_can_take_over() {
+    fn a_coordinator_knows_its_lease_after_a_restart_on_another_machine_and_behind_a_lost_mount() {
         let folder = tempfile::tempdir().unwrap();
-        let held = HeldLease::free(store(&folder), of_host("a"), Some(0));
+        store(&folder).take_lease(&CoordinatorLease { number: 1, ..of("other") }).unwrap();
+        HeldLease::free(store(&folder), of("a"), Some(1)).secure().unwrap();
+        let away = folder.path().with_extension("away");
+        std::fs::rename(folder.path(), &away).unwrap();
+        std::fs::create_dir(folder.path()).unwrap();
+        let restarted = CoordinatorLease { host: "elsewhere".to_owned(), ..of("a") };
+        let again = HeldLease::free(store(&folder), restarted, None);
+        again.secure().unwrap();
+
+        std::fs::remove_dir_all(folder.path()).unwrap();
+        std::fs::rename(&away, folder.path()).unwrap();
+        assert!(again.secure().unwrap(), "it has lease 2");
+        again.start_renewals();
+        again.0.renew().unwrap();
+        let newest = store(&folder).lease().unwrap().unwrap();
+        assert_eq!((newest.number, newest.host.as_str()), (2, "elsewhere"));
+    }
+
+    #[test]
+    fn it_is_renewed_from_the_time_when_somebody_can_take_over_until_the_job_ends() {
+        let folder = tempfile::tempdir().unwrap();
+        let held = HeldLease::free(store(&folder), of("a"), Some(0));
         held.secure().unwrap();
-        let renewed = || {
+        let renewed = |held: &HeldLease| {
             held.0.renew().unwrap();
             let lease = store(&folder).lease().unwrap().unwrap();
             (lease.renews, lease.renewals)
         };
-        assert_eq!(renewed(), (false, 0));
-        held.set_renewed(true);
-        assert_eq!(renewed(), (true, 1));
-        assert_eq!(renewed(), (true, 2));
-        held.set_renewed(false);
-        assert_eq!(renewed(), (false, 3));
-        assert_eq!(renewed(), (false, 3));
+        assert_eq!(renewed(&held), (false, 0));
+        held.start_renewals();
+        assert_eq!(renewed(&held), (true, 1));
+        let restarted = HeldLease::free(store(&folder), of("a"), None);
+        assert_eq!(renewed(&restarted), (true, 3), "also by the one that was started again");
+        restarted.end(true);
+        let last = store(&folder).lease().unwrap().unwrap();
+        assert!(!last.renews && !last.released, "nobody takes over a job that is over");
+        restarted.end(false);
+        let last = store(&folder).lease().unwrap().unwrap();
+        assert!(last.renews && last.released);
+    }
 
-        store(&folder).take_lease(&Lease { number: 2, ..of_host("b") }).unwrap();
-        let is_known = (0..ROUNDS_PER_LOOK).any(|_| held.0.renew().is_err());
-        assert!(is_known, "also where it has no nodes any more");
+    #[test]
+    fn one_that_renews_learns_that_it_was_replaced() {
+        let folder = tempfile::tempdir().unwrap();
+        let held = HeldLease::free(store(&folder), of("a"), Some(0));
+        held.secure().unwrap();
+        held.start_renewals();
+        store(&folder).take_lease(&CoordinatorLease { number: 2, ..of("b") }).unwrap();
+        let learns = (0..RENEWALS_PER_LOOK).any(|_| held.0.renew().is_err());
+        assert!(learns);
     }
 }

@@ -21,7 +21,7 @@ use std::{
     time::Duration,
 };
 
-use baton_checkpoint::{BucketAccess, EntryState, Manifest, Store};
+use baton_checkpoint::{BucketAccess, CoordinatorLease, EntryState, Manifest, Store};
 use baton_job::exit;
 use baton_proto::v1::{
     DrainRequest, GetStatusRequest, GetStatusResponse, WatchEventsRequest, WatchEventsResponse,
@@ -167,7 +167,19 @@ impl Cluster {
 
     /// Starts a coordinator and waits until it serves.
     pub async fn start_coordinator(&mut self, flags: &[&str]) {
-        let mut command = self.program();
+        let command = self.program();
+        self.serve_recipe(command, flags).await;
+    }
+
+    /// Like [`start_coordinator`](Self::start_coordinator), with a launcher such as `ip netns exec n1`.
+    pub async fn start_coordinator_by(&mut self, launcher: [&str; 4], flags: &[&str]) {
+        let [program, arguments @ ..] = launcher;
+        let mut command = Command::new(program);
+        command.args(arguments).arg(binary("baton-coordinator"));
+        self.serve_recipe(command, flags).await;
+    }
+
+    async fn serve_recipe(&mut self, mut command: Command, flags: &[&str]) {
         command.arg("serve").arg("--recipe").arg(self.recipe());
         for entry in &self.overrides {
             command.args(["--set", entry]);
@@ -407,9 +419,17 @@ impl Cluster {
         children(self.agent_pid(agent))
     }
 
-    /// Uses the coordinator at this URL from now on, which this cluster has not started, once it serves.
-    pub async fn serves_at(&mut self, url: &str) {
-        url.clone_into(&mut self.url);
+    /// The newest lease in the checkpoint store.
+    #[must_use]
+    pub fn lease(&self) -> Option<CoordinatorLease> {
+        self.read_store(|store| store.lease().expect("a lease"))
+    }
+
+    /// Waits until a node has started a coordinator that takes the lease of this number, and uses it from now on.
+    pub async fn taken_over(&mut self, number: u64) {
+        let look = async || self.lease().filter(|lease| lease.number == number && !lease.released);
+        let lease = self.until("another coordinator takes over", look).await;
+        self.url = lease.address.expect("its address");
         let endpoint = Endpoint::from_shared(self.url()).expect("an address");
         let connects = async || endpoint.connect().await.ok().map(drop);
         self.until("the coordinator serves", connects).await;

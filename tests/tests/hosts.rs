@@ -1,4 +1,5 @@
-//! Tests three hosts with two ranks each: a partition, loss in one direction, a slow link, a lost and restarted node.
+//! Tests three hosts with two ranks each: a partition, loss in one direction, a slow link, a lost and restarted node, and the
+//! loss of the host with the coordinator.
 //!
 //! Each host is a network namespace, on one bridge with the coordinator. The test starts itself again inside new
 //! namespaces, where it has the needed rights. If the kernel or the tools do not allow this, the test is skipped.
@@ -27,6 +28,16 @@ fn address(host: usize) -> String {
 
 #[test]
 fn partitions_losses_and_returns_of_hosts_change_no_bit() {
+    run_inside("partitions_inside_the_namespaces");
+}
+
+#[test]
+fn the_other_hosts_continue_when_that_of_the_coordinator_is_destroyed() {
+    run_inside("a_destroyed_host_inside_the_namespaces");
+}
+
+/// Runs a test of this file inside new namespaces.
+fn run_inside(test: &str) {
     let prepare = "mount -t tmpfs tmpfs /run && ip link set lo up && ip link add br0 type bridge \
                    && ip addr add 10.77.0.1/24 dev br0 && ip link set br0 up && exec \"$@\"";
     let inside = |program: &std::path::Path| {
@@ -46,7 +57,7 @@ fn partitions_losses_and_returns_of_hosts_change_no_bit() {
         }
         Err(error) => return skipped(&format!("no network namespaces: {error}")),
     }
-    let arguments = ["--exact", "inside_the_namespaces", "--ignored", "--nocapture"];
+    let arguments = ["--exact", test, "--ignored", "--nocapture"];
     let mut command = inside(&std::env::current_exe().unwrap());
     let ended = command.args(arguments).env(INSIDE, "1").output().unwrap();
     let text = String::from_utf8_lossy(&ended.stdout) + String::from_utf8_lossy(&ended.stderr);
@@ -111,7 +122,7 @@ fn set_up(cluster: Cluster) -> Cluster {
 
 #[tokio::test]
 #[ignore = "started by the test above, inside namespaces"]
-async fn inside_the_namespaces() {
+async fn partitions_inside_the_namespaces() {
     // Outside the namespaces, it would change the network of this machine.
     assert!(std::env::var_os(INSIDE).is_some(), "run the test above, which starts this one");
     let all = HOSTS as u32 * RANKS;
@@ -162,6 +173,47 @@ async fn inside_the_namespaces() {
     println!("{epochs} epochs");
 
     // With the usual timeouts: this machine may be busy.
+    let undisturbed = Cluster::of_epochs(epochs).set(VIRTUAL_RANKS).run_to_the_end(2).await;
+    assert!(disturbed == undisturbed);
+}
+
+#[tokio::test]
+#[ignore = "started by a test above, inside namespaces"]
+async fn a_destroyed_host_inside_the_namespaces() {
+    assert!(std::env::var_os(INSIDE).is_some(), "run the test above, which starts this one");
+    let all = HOSTS as u32 * RANKS;
+    let store = tempfile::tempdir().unwrap();
+    let mut cluster = set_up(Cluster::endless())
+        .set("checkpoint.every_steps=50")
+        .set(&format!("checkpoint.dir={}", store.path().display()));
+    (1..=HOSTS).for_each(add_host);
+    let listen = format!("{}:0", address(1));
+    let launcher = ["ip", "netns", "exec", "n1"];
+    cluster.start_coordinator_by(launcher, &["--listen", &listen, "--insecure"]).await;
+    (1..=HOSTS).for_each(|host| start_agent(&mut cluster, host));
+    let generation = trains(&cluster, all, 0).await;
+    let is_renewed = async || cluster.lease().filter(|lease| lease.renews && lease.renewals > 1);
+    cluster.until("the lease is renewed", is_renewed).await;
+
+    // Nothing comes from it any more, not even that its connections end.
+    ip("link set v1 down");
+    let lost = Instant::now();
+    cluster.kill_coordinator().await;
+    cluster.kill_agent(0).await;
+    cluster.taken_over(2).await;
+    println!("another coordinator answers after {:.1} s", lost.elapsed().as_secs_f64());
+    trains(&cluster, all - RANKS, generation).await;
+    println!("the other hosts train after {:.1} s", lost.elapsed().as_secs_f64());
+    let status = cluster.status().await;
+    let lost_steps: Vec<u64> = status.recoveries.iter().map(|one| one.lost_steps).collect();
+    assert!(lost_steps.iter().all(|steps| *steps == 0), "{lost_steps:?}");
+
+    let reason = "enough".to_owned();
+    cluster.client().await.drain(DrainRequest { reason }).await.unwrap();
+    for _ in 1..HOSTS {
+        cluster.agent_ends(0).await;
+    }
+    let (epochs, disturbed) = cluster.newest_epoch();
     let undisturbed = Cluster::of_epochs(epochs).set(VIRTUAL_RANKS).run_to_the_end(2).await;
     assert!(disturbed == undisturbed);
 }

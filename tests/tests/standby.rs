@@ -4,7 +4,6 @@
 
 use std::process::Command;
 
-use baton_checkpoint::{Lease, Store};
 use baton_job::exit;
 use baton_proto::v1::{get_status_response::Phase, watch_events_response::Kind};
 use baton_tests::{Cluster, binary, kill, stop, wake};
@@ -21,29 +20,16 @@ async fn three_nodes(store: &tempfile::TempDir) -> Cluster {
     cluster
 }
 
-fn lease(store: &tempfile::TempDir) -> Option<Lease> {
-    let location = store.path().to_str().unwrap().to_owned();
-    let read = move || Store::open_existing(&location).unwrap().lease().unwrap();
-    std::thread::spawn(read).join().unwrap()
-}
-
 /// Waits until so many ranks train, and the coordinator renews its lease; returns the generation and the step.
-async fn train(cluster: &Cluster, store: &tempfile::TempDir, ranks: usize) -> (u64, u64) {
+async fn train(cluster: &Cluster, ranks: usize) -> (u64, u64) {
     let look = async || {
         let status = cluster.status().await;
         let all_train = status.phase() == Phase::Training && status.ranks.len() == ranks;
-        let is_renewed = lease(store).is_some_and(|lease| lease.renews && lease.renewals > 1);
+        let is_renewed = cluster.lease().is_some_and(|lease| lease.renews && lease.renewals > 1);
         let step = status.latest?.step;
         (all_train && is_renewed).then_some((status.generation, step))
     };
     cluster.until("all train", look).await
-}
-
-/// Waits for the coordinator with this lease, and uses it from now on.
-async fn taken_over(cluster: &mut Cluster, store: &tempfile::TempDir, number: u64) {
-    let look = async || lease(store).filter(|lease| lease.number == number && !lease.released);
-    let lease = cluster.until("another coordinator takes over", look).await;
-    cluster.serves_at(&lease.address.expect("its address")).await;
 }
 
 #[tokio::test]
@@ -51,11 +37,11 @@ async fn one_node_after_another_serves_the_job_and_no_step_is_made_again() {
     let store = tempfile::tempdir().unwrap();
     let mut cluster = three_nodes(&store).await;
     cluster.events().await.saved_at(1).await;
-    let (generation, step) = train(&cluster, &store, 3).await;
+    let (generation, step) = train(&cluster, 3).await;
     cluster.kill_coordinator().await;
 
-    taken_over(&mut cluster, &store, 2).await;
-    let (same, later) = train(&cluster, &store, 3).await;
+    cluster.taken_over(2).await;
+    let (same, later) = train(&cluster, 3).await;
     assert!(same == generation && later > step, "the ranks train on: {same} {later}");
     let mut events = cluster.events().await;
     events.next_of(Kind::Saved).await;
@@ -74,10 +60,10 @@ async fn one_node_after_another_serves_the_job_and_no_step_is_made_again() {
     events.next_of(Kind::Recovered).await;
 
     // The node that serves is lost too, with its rank.
-    train(&cluster, &store, 3).await;
+    train(&cluster, 3).await;
     cluster.kill_agent(0).await;
-    taken_over(&mut cluster, &store, 3).await;
-    let (next, _) = train(&cluster, &store, 2).await;
+    cluster.taken_over(3).await;
+    let (next, _) = train(&cluster, 2).await;
     assert!(next > generation + 1, "a generation without the lost node");
     let status = cluster.status().await;
     let recoveries: Vec<u64> = status.recoveries.iter().map(|one| one.lost_steps).collect();
@@ -90,15 +76,15 @@ async fn one_node_after_another_serves_the_job_and_no_step_is_made_again() {
 async fn a_coordinator_that_was_only_suspended_ends_when_it_has_been_replaced() {
     let store = tempfile::tempdir().unwrap();
     let mut cluster = three_nodes(&store).await;
-    let (generation, _) = train(&cluster, &store, 3).await;
+    let (generation, _) = train(&cluster, 3).await;
     stop(cluster.coordinator_pid());
-    taken_over(&mut cluster, &store, 2).await;
-    train(&cluster, &store, 3).await;
+    cluster.taken_over(2).await;
+    train(&cluster, 3).await;
     wake(cluster.coordinator_pid());
     let (code, log) = cluster.coordinator_ends().await;
     assert_eq!(code, Some(i32::from(exit::BAD_INPUT)), "{log}");
     assert!(log.contains("error: another coordinator has taken over the job in"), "{log}");
-    let (same, _) = train(&cluster, &store, 3).await;
+    let (same, _) = train(&cluster, 3).await;
     assert_eq!(same, generation, "the ranks train on");
     cluster.end().await;
     cluster.assert_undisturbed_bits().await;

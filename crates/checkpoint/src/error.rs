@@ -6,7 +6,7 @@ use baton_job::Generation;
 use baton_s3::{BucketRefusal, CLOCK_REMEDY, brief, hide_password, refusal};
 use rustix::io::Errno;
 
-use crate::{Lease, access::Location};
+use crate::{CoordinatorLease, access::Location};
 
 /// Why a checkpoint operation failed.
 #[derive(Debug, thiserror::Error)]
@@ -79,7 +79,7 @@ pub enum Error {
         /// The folder or bucket.
         location: String,
         /// The newer lease.
-        by: Box<Lease>,
+        by: Box<CoordinatorLease>,
     },
     /// A different checkpoint of that name exists.
     #[error("checkpoint {0} already exists")]
@@ -248,7 +248,7 @@ impl Error {
 }
 
 /// Where the holder of a lease is, as a part of a message.
-fn described(lease: &Lease) -> String {
+fn described(lease: &CoordinatorLease) -> String {
     let place = format!(": run folder {} on host {}", lease.run_dir, lease.host);
     match &lease.address {
         Some(address) => format!("{place}, at {address}"),

@@ -138,6 +138,15 @@ impl Store {
         self.abandon_unfinished_below(generation)
     }
 
+    /// Checks that nobody has claimed this generation or a newer one yet.
+    ///
+    /// # Errors
+    /// [`Error::TakenOver`] if somebody has; the store cannot be read.
+    pub fn check_unclaimed(&self, generation: Generation) -> Result<(), Error> {
+        let fence = self.fence()?;
+        if fence < generation { Ok(()) } else { Err(self.taken_over(fence)) }
+    }
+
     /// Creates a tombstone in every older save that has no manifest.
     fn abandon_unfinished_below(&self, generation: Generation) -> Result<(), Error> {
         let tombstone = Tombstone { version: VERSION, abandoned_by: generation };

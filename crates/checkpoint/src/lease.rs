@@ -16,7 +16,7 @@ use crate::{Error, Store, name::LEASES};
 
 /// A coordinator's claim to serve the job of a store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Lease {
+pub struct CoordinatorLease {
     /// From 1; the name of the object.
     #[serde(skip)]
     pub number: u64,
@@ -24,6 +24,9 @@ pub struct Lease {
     pub owner: String,
     /// The job.
     pub job: JobId,
+    /// Random identity of the run folder, by which a coordinator that was started again, even on another machine with the
+    /// same folder, knows its own lease.
+    pub folder: String,
     /// Name of the coordinator's machine.
     pub host: String,
     /// The run folder on that machine.
@@ -31,7 +34,8 @@ pub struct Lease {
     /// URL at which agents and tools reach the coordinator; `None` where only its agents' flags know it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
-    /// Whether it is overwritten every second, so that one that does not change is that of a lost coordinator.
+    /// Whether it is overwritten every second, so that one that does not change is that of a lost coordinator. Once it is
+    /// renewed, it is until the job ends.
     pub renews: bool,
     /// How often it was overwritten.
     pub renewals: u64,
@@ -40,13 +44,7 @@ pub struct Lease {
     pub released: bool,
 }
 
-impl Lease {
-    /// Whether both are of the same run folder on the same machine: a coordinator that was started again.
-    #[must_use]
-    pub fn is_at_place_of(&self, other: &Self) -> bool {
-        (&self.host, &self.run_dir) == (&other.host, &other.run_dir)
-    }
-
+impl CoordinatorLease {
     fn file(number: u64) -> String {
         format!("{LEASES}/{number:06}{EXTENSION}")
     }
@@ -67,12 +65,12 @@ impl Store {
     ///
     /// # Errors
     /// The store cannot be read.
-    pub fn lease(&self) -> Result<Option<Lease>, Error> {
+    pub fn lease(&self) -> Result<Option<CoordinatorLease>, Error> {
         let Some(number) = self.lease_numbers()?.into_iter().max() else { return Ok(None) };
-        let bytes = self.read(&Lease::file(number), MAX_BYTES)?.unwrap_or_default();
+        let bytes = self.read(&CoordinatorLease::file(number), MAX_BYTES)?.unwrap_or_default();
         // One whose holder crashed before it was written is a lease that nobody renews.
-        let lease: Lease = serde_json::from_slice(&bytes).unwrap_or_default();
-        Ok(Some(Lease { number, ..lease }))
+        let lease: CoordinatorLease = serde_json::from_slice(&bytes).unwrap_or_default();
+        Ok(Some(CoordinatorLease { number, ..lease }))
     }
 
     fn lease_numbers(&self) -> Result<Vec<u64>, Error> {
@@ -86,8 +84,8 @@ impl Store {
     /// # Errors
     /// [`Error::Replaced`] if another coordinator has taken this number or a higher one; the store cannot be read or
     /// written.
-    pub fn take_lease(&self, lease: &Lease) -> Result<(), Error> {
-        if self.create(&Lease::file(lease.number), &lease.to_bytes())?.is_some() {
+    pub fn take_lease(&self, lease: &CoordinatorLease) -> Result<(), Error> {
+        if self.create(&CoordinatorLease::file(lease.number), &lease.to_bytes())?.is_some() {
             return Err(self.replaced());
         }
         let numbers = self.lease_numbers()?;
@@ -95,7 +93,7 @@ impl Store {
             return Err(self.replaced());
         }
         for old in numbers.into_iter().filter(|number| number + KEPT < lease.number) {
-            self.delete(&Path::from(Lease::file(old)))?;
+            self.delete(&Path::from(CoordinatorLease::file(old)))?;
         }
         Ok(())
     }
@@ -104,8 +102,12 @@ impl Store {
     ///
     /// # Errors
     /// The store cannot be written.
-    pub fn renew_lease(&self, lease: &Lease) -> Result<(), Error> {
-        self.write(&Lease::file(lease.number), lease.to_bytes().into(), PutMode::Overwrite)
+    pub fn renew_lease(&self, lease: &CoordinatorLease) -> Result<(), Error> {
+        self.write(
+            &CoordinatorLease::file(lease.number),
+            lease.to_bytes().into(),
+            PutMode::Overwrite,
+        )
     }
 
     /// Whether the newest lease is the holder's own, of this number; false if the store has lost it.
@@ -132,9 +134,15 @@ impl Store {
 mod tests {
     use super::*;
 
-    fn lease(number: u64, owner: &str) -> Lease {
+    fn lease(number: u64, owner: &str) -> CoordinatorLease {
         let owner = owner.to_owned();
-        Lease { number, host: owner.clone(), owner, renews: true, ..Lease::default() }
+        CoordinatorLease {
+            number,
+            host: owner.clone(),
+            owner,
+            renews: true,
+            ..CoordinatorLease::default()
+        }
     }
 
     #[test]
@@ -153,7 +161,7 @@ mod tests {
     fn a_replaced_coordinator_learns_of_it_and_changes_nothing() {
         let store = Store::memory().unwrap();
         store.take_lease(&lease(1, "a")).unwrap();
-        let renewed = Lease { renewals: 1, ..lease(1, "a") };
+        let renewed = CoordinatorLease { renewals: 1, ..lease(1, "a") };
         store.renew_lease(&renewed).unwrap();
         assert_eq!(store.lease().unwrap(), Some(renewed.clone()));
 
@@ -171,9 +179,9 @@ mod tests {
     fn a_lease_without_content_is_one_that_nobody_renews() {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path().to_str().unwrap()).unwrap();
-        store.write(&Lease::file(3), Vec::new().into(), PutMode::Overwrite).unwrap();
+        store.write(&CoordinatorLease::file(3), Vec::new().into(), PutMode::Overwrite).unwrap();
         let found = store.lease().unwrap().unwrap();
-        assert_eq!(found, Lease { number: 3, ..Lease::default() });
+        assert_eq!(found, CoordinatorLease { number: 3, ..CoordinatorLease::default() });
     }
 
     #[test]

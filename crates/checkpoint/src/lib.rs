@@ -62,7 +62,7 @@ pub use fence::Claimant;
 pub use frozen::FrozenEntry;
 pub use journal::JournalPart;
 pub use layout::{ALIGNMENT, FlatRegion, LayoutMapping, MovedRange, StateLayout};
-pub use lease::Lease;
+pub use lease::CoordinatorLease;
 pub use manifest::{Manifest, RegionInfo, ShardEntry, TensorInfo, VERSION};
 pub use name::{CheckpointReference, MANIFEST, SaveId};
 pub use prune_decision::{KeepReason, PruneDecision, RemovalReason, prune_decisions};

@@ -15,7 +15,7 @@ use std::{
 use baton_access::{
     ClientCredentials, ClientFiles, ForRun, RunFolder, client::tls_problem, run::OTHER_RUN,
 };
-use baton_checkpoint::{Lease, Store};
+use baton_checkpoint::{CoordinatorLease, Store};
 use baton_job::exit::Failure;
 use baton_proto::v1::{
     CheckpointEntry, DrainRequest, GetRecipeRequest, GetRecipeResponse, GetStatusRequest,
@@ -195,7 +195,7 @@ fn of_store(location: &str) -> Result<Address, Failure> {
              give --coordinator or --run-dir"
         ))
     })?;
-    let Lease { address, host, run_dir, .. } = lease;
+    let CoordinatorLease { address, host, run_dir, .. } = lease;
     let address = address.ok_or_else(|| {
         failed(format!(
             "the coordinator is on host {host}, with the run folder {run_dir}: give its address with --coordinator \
@@ -203,6 +203,15 @@ fn of_store(location: &str) -> Result<Address, Failure> {
         ))
     })?;
     Ok(Address::new(&address, location))
+}
+
+/// Whether a token would be sent over a network without encryption to an address that is not from this user.
+fn would_reveal_token(address: &str) -> bool {
+    let Some(rest) = address.strip_prefix("http://") else { return false };
+    let host = rest.rsplit_once(':').map_or(rest, |(host, _)| host);
+    let is_local = host == "localhost"
+        || host.trim_matches(['[', ']']).parse::<IpAddr>().is_ok_and(|ip| ip.is_loopback());
+    !is_local
 }
 
 /// The most recently modified `runs/*/name`.
@@ -236,10 +245,15 @@ impl Coordinator {
     pub(crate) fn find(flags: &CoordinatorFlags) -> Result<Self, Failure> {
         let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
         let credentials = flags.access.credentials(variable).map_err(bad_input)?;
-        Self::at(
-            find(flags, variable(COORDINATOR_VARIABLE).as_deref(), Path::new(RUNS))?,
-            &credentials,
-        )
+        let address = find(flags, variable(COORDINATOR_VARIABLE).as_deref(), Path::new(RUNS))?;
+        if flags.store.is_some() && credentials.has_token() && would_reveal_token(&address.url) {
+            let Address { url, source, .. } = &address;
+            return Err(bad_input(format!(
+                "{source} names the coordinator {url}, which has no TLS: your token is not sent there; give the address \
+                 with --coordinator if you trust it"
+            )));
+        }
+        Self::at(address, &credentials)
     }
 
     /// The coordinator at an address.
@@ -435,6 +449,19 @@ mod tests {
             File::options().write(true).open(path).unwrap().set_modified(modified).unwrap();
         }
         folder
+    }
+
+    #[test]
+    fn a_token_is_not_sent_without_encryption_to_an_address_from_a_store() {
+        for (address, reveals) in [
+            ("http://10.0.0.5:29600", true),
+            ("http://node-b:29600", true),
+            ("https://10.0.0.5:29600", false),
+            ("http://127.0.0.1:29600", false),
+            ("http://[::1]:29600", false),
+        ] {
+            assert_eq!(would_reveal_token(address), reveals, "{address}");
+        }
     }
 
     #[test]

@@ -259,6 +259,7 @@ pub struct Hello {
     /// Number of ranks that it can run.
     pub slots: u32,
     /// Whether training is paused, as this agent knows.
+    #[serde(default)]
     pub pause: PauseState,
     /// Ranks that it runs already, if this is a reconnect.
     pub running: Option<RunningRanks>,

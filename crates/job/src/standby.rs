@@ -1,7 +1,7 @@
 //! An agent's decision when to start a coordinator, because that of its job is gone with its machine.
 //!
 //! While the coordinator does not answer, the agent reads its lease in the checkpoint store (`baton_checkpoint::Lease`). If
-//! that names another address, the agent connects there. If it is not renewed for [`EXPIRY`], by this agent's clock, the
+//! that names another address, the agent connects there. If it is not renewed for some seconds, by this agent's clock, the
 //! coordinator is gone, and the agent starts one, which takes the next lease; of several agents one succeeds. A
 //! coordinator that serves others renews its lease, so an agent that is only cut off from it never takes over.
 
@@ -17,11 +17,14 @@ const SILENCE: Duration = Duration::from_secs(2);
 const EXPIRY: Duration = Duration::from_secs(4);
 /// Pause between two looks at the lease.
 const LOOK_INTERVAL: Duration = Duration::from_millis(500);
+/// Silence after which the coordinator is looked for less often.
+const LONG_SILENCE: Duration = Duration::from_secs(60);
+const LATER_LOOK_INTERVAL: Duration = Duration::from_secs(5);
 /// How much longer each further node waits, so that mostly only one starts a coordinator.
 const STEP: Duration = Duration::from_secs(1);
 /// Most steps; the nodes after them wait as long as each other.
 const MAX_STEPS: u32 = 5;
-/// Shortest time from one start of a coordinator to the next.
+/// Shortest time from the first start of a coordinator to the next; it doubles up to 32 times.
 const START_INTERVAL: Duration = Duration::from_secs(20);
 
 /// What an agent reads in a lease.
@@ -61,12 +64,13 @@ pub struct Standby {
     look: Look,
     /// The lease, and when it was first seen like this; `None` while the coordinator answers.
     seen: Option<(SeenLease, Time)>,
-    /// URL of the coordinator in the newest lease.
-    address: Option<String>,
+    /// URL of the coordinator in the newest lease, once one was seen.
+    address: Option<Option<String>>,
     /// Whether this node's coordinator runs.
     serves: bool,
-    /// When it may be started.
+    /// When it may be started, and how often it was.
     start_at: Time,
+    starts: u32,
     /// Number of nodes before this one.
     place: u32,
 }
@@ -92,14 +96,15 @@ impl Standby {
             address: None,
             serves: false,
             start_at: now,
+            starts: 0,
             place: MAX_STEPS,
         }
     }
 
-    /// URL of the coordinator in the newest lease; `None` if it is that of the agent's flags.
+    /// URL of the coordinator in the newest lease, where `None` is that of the agent's flags; `None` before one was seen.
     #[must_use]
-    pub fn address(&self) -> Option<&str> {
-        self.address.as_deref()
+    pub fn address(&self) -> Option<Option<&str>> {
+        self.address.as_ref().map(Option::as_deref)
     }
 
     /// Whether this node's coordinator runs.
@@ -146,13 +151,15 @@ impl Standby {
     /// The lease as it was read; `None` if there is none, or the store cannot be read.
     pub fn seen(&mut self, now: Time, lease: Option<SeenLease>) -> Option<StandbyAction> {
         let Look::Since(began) = self.look else { return None };
-        self.look = Look::NotBefore(now.after(LOOK_INTERVAL));
+        let is_new = now.since(self.answered_at) < LONG_SILENCE;
+        let interval = if is_new { LOOK_INTERVAL } else { LATER_LOOK_INTERVAL };
+        self.look = Look::NotBefore(now.after(interval));
         if now < self.answered_at.after(SILENCE) {
             return None;
         }
         // It was not seen to be renewed, and not to be not renewed either.
         let lease = lease?;
-        self.address.clone_from(&lease.address);
+        self.address = Some(lease.address.clone());
         let since = match self.seen.take() {
             Some((known, since)) if known == lease => since,
             _ => now,
@@ -167,7 +174,8 @@ impl Standby {
             return None;
         }
         self.serves = true;
-        self.start_at = now.after(START_INTERVAL);
+        self.start_at = now.after(START_INTERVAL * (1 << self.starts.min(5)));
+        self.starts += 1;
         Some(StandbyAction::TakeOver { after })
     }
 }
@@ -269,11 +277,11 @@ mod tests {
             false => Some(SeenLease { number: 4, address: address.clone(), ..lease(0) }),
         };
         assert_eq!(takes_over(&mut standby, 29.0, taken), None);
-        assert_eq!(standby.address(), None);
+        assert_eq!(standby.address(), Some(None));
         assert_eq!(takes_over(&mut standby, 40.0, taken), None);
-        assert_eq!(standby.address(), address.as_deref());
+        assert_eq!(standby.address(), Some(address.as_deref()));
         standby.answered(at(41.0));
-        assert_eq!(standby.address(), address.as_deref(), "it stays there");
+        assert_eq!(standby.address(), Some(address.as_deref()), "it stays there");
     }
 
     #[test]

@@ -369,7 +369,9 @@ impl Agent {
         if let Some(StandbyAction::TakeOver { after }) = standby.seen(now, place, lease) {
             standby.take_over(after);
         }
-        self.uplink.use_address(standby.address());
+        if let Some(address) = standby.address() {
+            self.uplink.use_address(address);
+        }
     }
 
     /// Fails if no coordinator has ever answered within the limit.

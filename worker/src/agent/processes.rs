@@ -3,6 +3,7 @@
 use std::{
     collections::HashMap,
     fs::{self, OpenOptions},
+    io,
     os::{fd::OwnedFd, unix::net::UnixStream, unix::process::ExitStatusExt},
     path::PathBuf,
     process::Stdio,
@@ -139,7 +140,13 @@ impl Processes {
     /// Starts a process that waits for its slot; `local_rank` is that of the slot, or `None` for the spare.
     fn start(&self, local_rank: Option<LocalRank>, setup: Setup) -> std::io::Result<Spare> {
         let name = local_rank.map_or("spare".to_owned(), |local_rank| local_rank.to_string());
-        let log = OpenOptions::new().create(true).append(true).open(self.log(&name))?;
+        let path = self.log(&name);
+        // The run folder may have been moved or removed since.
+        let log = fs::create_dir_all(&self.logs)
+            .and_then(|()| OpenOptions::new().create(true).append(true).open(&path))
+            .map_err(|error| {
+                io::Error::new(error.kind(), format!("its log {}: {error}", path.display()))
+            })?;
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
         let child = Command::new(std::env::current_exe()?)

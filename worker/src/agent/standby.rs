@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File, OpenOptions},
     io,
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::{SocketAddr, ToSocketAddrs},
     path::{Path, PathBuf},
     process::Stdio,
     sync::mpsc::{self, Receiver, Sender},
@@ -12,7 +12,7 @@ use std::{
 };
 
 use baton_access::{ServerFiles, TOKEN_VARIABLE};
-use baton_checkpoint::{BucketAccess, Error, Lease, Store};
+use baton_checkpoint::{BucketAccess, CoordinatorLease, Error, Store};
 use baton_console::programs::find;
 use baton_job::{
     Time,
@@ -64,14 +64,13 @@ impl StandbySetup {
         })
     }
 
-    /// Address to serve on.
-    fn listen(&self) -> SocketAddr {
-        let of_host = || match self.host.parse::<IpAddr>() {
-            Ok(address) => address,
-            Err(_) if self.host == "localhost" => Ipv4Addr::LOCALHOST.into(),
-            Err(_) => Ipv4Addr::UNSPECIFIED.into(),
-        };
-        self.flags.standby_listen.unwrap_or_else(|| SocketAddr::new(of_host(), 0))
+    /// Address to serve on: not on all interfaces, of which some may be public.
+    fn listen(&self) -> io::Result<SocketAddr> {
+        if let Some(listen) = self.flags.standby_listen {
+            return Ok(listen);
+        }
+        let mut found = (self.host.as_str(), 0).to_socket_addrs()?;
+        found.next().ok_or_else(|| io::Error::other(format!("{} has no address", self.host)))
     }
 
     /// Starts a coordinator that continues the job of the store with the lease after this one.
@@ -87,14 +86,15 @@ impl StandbySetup {
             &after.to_string(),
             "--run-dir",
         ]);
-        command.arg(run_dir).args(["--listen", &self.listen().to_string(), "--host", &self.host]);
+        let explain = |error: io::Error| crash(format!("a coordinator cannot be started: {error}"));
+        let listen = self.listen().map_err(explain)?;
+        command.arg(run_dir).args(["--listen", &listen.to_string(), "--host", &self.host]);
         if !self.is_protected && !self.flags.access.are_secure() {
             command.arg("--insecure");
         }
         for (flag, file) in self.flags.access.to_arguments() {
             command.arg(flag).arg(file);
         }
-        let explain = |error: io::Error| crash(format!("a coordinator cannot be started: {error}"));
         let log = log(&self.run_dir).map_err(explain)?;
         let errors = log.try_clone().map_err(explain)?;
         command
@@ -191,7 +191,7 @@ impl StandbyNode {
     }
 
     /// Where the coordinator is according to the newest lease.
-    pub(super) fn address(&self) -> Option<&str> {
+    pub(super) fn address(&self) -> Option<Option<&str>> {
         self.state.address()
     }
 
@@ -284,7 +284,7 @@ fn read_leases(location: &str, requested: &Receiver<()>, queue: &InputQueue) {
         ..BucketAccess::default()
     };
     let mut store: Option<Store> = None;
-    let mut read = || -> Result<Option<Lease>, Error> {
+    let mut read = || -> Result<Option<CoordinatorLease>, Error> {
         let opened = match store.take() {
             Some(opened) => opened,
             None => Store::open_existing_with(location, &access)?,

@@ -54,6 +54,10 @@ pub(super) struct Uplink {
     /// The newest URL of a lease, or that of the flag.
     url: String,
     endpoint: SharedEndpoint,
+    /// That of the flag.
+    flag_endpoint: Endpoint,
+    /// Number of connections since the address changed.
+    connections: u32,
     credentials: ClientCredentials,
     bearer: Bearer,
     stream: Option<JoinHandle<()>>,
@@ -75,7 +79,9 @@ impl Uplink {
         Ok(Self {
             flag: url.clone(),
             url,
-            endpoint: Arc::new(Mutex::new(endpoint)),
+            endpoint: Arc::new(Mutex::new(endpoint.clone())),
+            flag_endpoint: endpoint,
+            connections: 0,
             bearer: credentials.bearer(),
             credentials: credentials.clone(),
             queue,
@@ -97,6 +103,7 @@ impl Uplink {
             return;
         }
         url.clone_into(&mut self.url);
+        self.connections = 0;
         // The token must not be sent without encryption because of a file in the store.
         let found = match self.has_tls() && !self.url.starts_with("https://") {
             true => Err("it has no TLS, and that of --coordinator has".to_owned()),
@@ -130,7 +137,13 @@ impl Uplink {
     pub(super) fn connect(&mut self) {
         let (outbox, messages) = mpsc::unbounded_channel();
         self.outbox = Some(outbox);
-        let (endpoint, bearer) = (self.endpoint.lock().clone(), self.bearer.clone());
+        // A lease may be that of a lost coordinator, while a user has started another one at the flag's address.
+        let endpoint = match self.connections % 2 {
+            0 => self.endpoint.lock().clone(),
+            _ => self.flag_endpoint.clone(),
+        };
+        self.connections = self.connections.wrapping_add(1);
+        let bearer = self.bearer.clone();
         let queue = self.queue.clone();
         let last_error = self.last_error.clone();
         let stream = tokio::spawn(async move {

@@ -103,7 +103,9 @@ impl Record {
         ranks: RanksOfLostJob,
     ) -> Option<Vec<Self>> {
         match Self::last_turn(records)? {
-            Self::Ended(outcome) if !outcome.is_resumable() => return None,
+            Self::Ended(outcome) if !outcome.is_resumable() || ranks == RanksOfLostJob::MayRun => {
+                return None;
+            }
             _ => {}
         }
         let opened = records.iter().rev().find_map(|record| match record {
@@ -310,6 +312,9 @@ mod tests {
             assert_eq!(engine.generation(), Generation(fence));
             assert_eq!(matches!(engine.lifecycle.phase, Phase::Reattaching { .. }), waits);
         }
+        let stopped = [begun, vec![Record::Ended(Outcome::Stopped)]].concat();
+        let added = Record::after_loss(&stopped, Generation(1), RanksOfLostJob::MayRun);
+        assert_eq!(added, None, "a user stopped the job");
     }
 
     #[test]
