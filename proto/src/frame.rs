@@ -215,6 +215,7 @@ mod tests {
                 AgentReport::Hello(Hello {
                     node: NodeId("a".to_owned()),
                     slots: 8,
+                    job: Some(baton_job::JobId::default()),
                     pause: PauseState { number: u64::MAX, paused: true },
                     running: Some(running),
                 }),

@@ -258,7 +258,10 @@ pub struct Hello {
     pub node: NodeId,
     /// Number of ranks that it can run.
     pub slots: u32,
-    /// Whether training is paused, as this agent knows.
+    /// The job, once the agent knows it.
+    #[serde(default)]
+    pub job: Option<JobId>,
+    /// Whether training of that job is paused, as this agent knows.
     #[serde(default)]
     pub pause: PauseState,
     /// Ranks that it runs already, if this is a reconnect.
@@ -266,10 +269,10 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// The hello of an agent that knows of no pause.
+    /// The hello of an agent that knows neither the job nor of a pause.
     #[must_use]
     pub fn new(node: NodeId, slots: u32, running: Option<RunningRanks>) -> Self {
-        Self { node, slots, pause: PauseState::default(), running }
+        Self { node, slots, job: None, pause: PauseState::default(), running }
     }
 }
 

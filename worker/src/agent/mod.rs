@@ -329,6 +329,7 @@ impl Agent {
         }
         let spec = JobSpec::from_json(&welcome.recipe_json).map_err(bad_input)?;
         self.session.set_policy(Policy::new(&spec));
+        self.session.set_job(welcome.job_id);
         let on_gpus = spec.cluster.device != DeviceChoice::Cpu;
         if on_gpus && self.welcome.is_none() {
             self.gpus.check(&self.queue)?;

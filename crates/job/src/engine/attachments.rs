@@ -26,10 +26,12 @@ impl Engine {
             let retry = if running.is_some() { AgentRetry::Reconnect } else { AgentRetry::Restart };
             return self.actions.push(Action::Refuse { node, attachment, reason, retry });
         }
-        let Hello { node, slots, pause, running } = hello;
+        let Hello { node, slots, job, pause, running } = hello;
         let mut new = Node::new(attachment, now, slots);
         let holders = running.as_ref().map(|held| held.holders.clone()).unwrap_or_default();
-        self.adopt_pause(now, pause);
+        if job == Some(self.origin.job) {
+            self.adopt_pause(now, pause);
+        }
         let generation = self.lifecycle.generation;
         let held = running.filter(|held| held.generation == generation);
         // A node without ranks in the generation ends its processes.

@@ -126,8 +126,6 @@ pub struct Engine {
     spec: Arc<JobSpec>,
     origin: JobOrigin,
     policy: Policy,
-    /// Whether this coordinator continues with the copy of a journal, which may lack the newest records.
-    has_moved: bool,
     nodes: Nodes,
     lifecycle: Lifecycle,
     results: Results,
@@ -184,7 +182,6 @@ impl Engine {
     fn blank(spec: &JobSpec, origin: JobOrigin, now: Time) -> Self {
         Self {
             policy: Policy::new(spec),
-            has_moved: false,
             nodes: Nodes::default(),
             lifecycle: Lifecycle::new(origin.first_generation, now),
             results: Results::default(),
@@ -242,7 +239,6 @@ impl Engine {
                 self.publish(JobEventKind::StoreUnavailable, problem);
             }
             Event::CoordinatorMoved { text } => {
-                self.has_moved = true;
                 self.publish(JobEventKind::CoordinatorMoved, text);
             }
             Event::Tick => {}

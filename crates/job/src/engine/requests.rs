@@ -83,7 +83,7 @@ impl Engine {
     /// Adopts a pause state that is newer than the journal: it may lack the newest records if it is the copy of a lost
     /// coordinator.
     pub(super) fn adopt_pause(&mut self, now: Time, known: PauseState) {
-        if !self.has_moved || known.number <= self.pauses.changes || self.outcome().is_some() {
+        if known.number <= self.pauses.changes || self.outcome().is_some() {
             return;
         }
         match (known.paused, self.pauses.current.is_some()) {

@@ -26,6 +26,7 @@ impl Session {
         let hello = Hello {
             node: self.node.clone(),
             slots: u32::try_from(self.slots.len()).unwrap_or(u32::MAX),
+            job: self.job,
             pause: self.pause,
             running: self.running_ranks(),
         };

@@ -33,7 +33,7 @@ use self::{
 use crate::{
     exit::Outcome,
     gpu::xid,
-    ids::{Generation, LocalRank, NodeId},
+    ids::{Generation, JobId, LocalRank, NodeId},
     message::{Commit, PauseState, RankReport},
     time::Time,
 };
@@ -63,6 +63,8 @@ struct Departure {
 pub struct Session {
     policy: Policy,
     node: NodeId,
+    /// The job, once the coordinator has sent it.
+    job: Option<JobId>,
     slots: Vec<Slot>,
     connection: ConnectionState,
     /// Whether a directive has come over this connection.
@@ -106,6 +108,7 @@ impl Session {
         Self {
             policy,
             node,
+            job: None,
             slots: (0..slots).map(|_| Slot::default()).collect(),
             connection: ConnectionState::Down { retry_at: Time(0) },
             answered: false,
@@ -128,6 +131,11 @@ impl Session {
             stale_messages: 0,
             actions: Vec::new(),
         }
+    }
+
+    /// Sets the job that the coordinator has sent.
+    pub fn set_job(&mut self, job: JobId) {
+        self.job = Some(job);
     }
 
     /// Sets the timeouts of the job, once the job is known.

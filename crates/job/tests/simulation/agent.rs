@@ -220,10 +220,12 @@ impl Cluster {
             return;
         }
         let now = self.now;
-        let policy = self.plan.policy.clone();
+        let (policy, job) = (self.plan.policy.clone(), self.plan.origin.job);
         let agent = &mut self.agents[id];
         let slots = agent.slots.len() as u32;
-        agent.session = Some(Session::new(agent.node.clone(), slots, policy));
+        let mut session = Session::new(agent.node.clone(), slots, policy);
+        session.set_job(job);
+        agent.session = Some(session);
         agent.life += 1;
         agent.started_at = now;
         agent.slots.fill(None);

@@ -502,12 +502,15 @@ fn a_pause_that_only_agents_know_of_is_adopted() {
     let pause = PauseState { number: 3, paused: true };
     let running = running(1, &[(0, RankPhase::Training)]);
     let hello = Hello { pause, ..Hello::new(node(0), 1, running) };
-    let attached = Event::Attached { attachment: Attachment(7), hello };
+    let attached = |job| Event::Attached {
+        attachment: Attachment(7),
+        hello: Hello { job: Some(job), ..hello.clone() },
+    };
     let mut of_another_job = engine.clone();
-    of_another_job.handle(at(1.0), attached.clone());
-    assert_eq!(of_another_job.status().pause, None, "its journal is complete");
-    engine.handle(at(0.5), Event::CoordinatorMoved { text: String::new() });
-    engine.handle(at(1.0), attached);
+    of_another_job.handle(at(1.0), attached(JobId(uuid::Uuid::from_u128(9))));
+    assert_eq!(of_another_job.status().pause, None);
+    let job = engine.origin().job;
+    engine.handle(at(1.0), attached(job));
     let pause = engine.status().pause.unwrap();
     assert_eq!(pause.reason, "requested before the coordinator was lost");
     let actions = engine.handle(at(2.0), Event::Resume);
