@@ -102,7 +102,8 @@ class TwoHosts(Baton):
         self.wait_until(endpoint.exists, "coordinator")
         url = "http://" + json.loads(endpoint.read_text(encoding="utf-8"))["address"]
         second = self.folder / "second"
-        command = [Path(self.program).with_name("baton-worker"), "agent", "--coordinator", url, "--node-id", "second"]
+        # Rank 0, whose steps are read, is on the node whose name comes first.
+        command = [Path(self.program).with_name("baton-worker"), "agent", "--coordinator", url, "--node-id", "zz"]
         self.second_log = self.folder / "second.log"
         with open(self.second_log, "wb") as log:
             self.second = subprocess.Popen(
