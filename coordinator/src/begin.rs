@@ -31,7 +31,9 @@ use crate::{
     journal_copy::{self, JournalCopy},
     lease::HeldLease,
     metrics::JobMetrics,
+    place::ServingPlace,
     served::ServedJob,
+    take_over,
     traces::{Timeline, Traces},
 };
 
@@ -72,9 +74,6 @@ pub(crate) fn begin(
         }
         apart => apart.map_err(|error| crash(format!("{error:#}")))?,
     };
-    if let Some(apart) = apart.as_ref().filter(|_| may_have_ranks(&records)) {
-        apart.copy.begin();
-    }
     let ServingPlace { owner, host, run_dir, .. } = place;
     let recipe = spec.to_json();
     let claimant = Claimant { owner, job: job_id, name: spec.name.clone(), recipe, host, run_dir };
@@ -93,92 +92,16 @@ pub(crate) fn begin(
     Ok(RunningJob { served: Arc::new(served), thread })
 }
 
-/// This coordinator's process, and where it runs.
-struct ServingPlace {
-    /// Random identity of the process.
-    owner: String,
-    /// Random identity of the run folder.
-    folder: String,
-    host: String,
-    run_dir: String,
-    /// URL at which others reach it.
-    address: Option<String>,
-}
-
-impl ServingPlace {
-    fn of(args: &Args, address: SocketAddr) -> Result<Self, Failure> {
-        let scheme = if args.access.tls_cert.is_some() { "https" } else { "http" };
-        let address = |host: &String| format!("{scheme}://{}:{}", in_url(host), address.port());
-        Ok(Self {
-            owner: uuid::Uuid::new_v4().to_string(),
-            folder: folder_identity(&args.run_dir)?,
-            host: rustix::system::uname().nodename().to_string_lossy().into_owned(),
-            run_dir: path::absolute(&args.run_dir).map_err(crash)?.display().to_string(),
-            address: args.host.as_ref().map(address),
-        })
-    }
-
-    fn lease(&self, job: JobId) -> CoordinatorLease {
-        let Self { owner, folder, host, run_dir, address } = self;
-        CoordinatorLease {
-            owner: owner.clone(),
-            job,
-            folder: folder.clone(),
-            host: host.clone(),
-            run_dir: run_dir.clone(),
-            address: address.clone(),
-            ..CoordinatorLease::default()
-        }
-    }
-}
-
-/// The random identity of a run folder, which is moved with it.
-fn folder_identity(run_dir: &Path) -> Result<String, Failure> {
-    let path = run_dir.join("identity");
-    match fs::read_to_string(&path) {
-        Ok(known) if !known.trim().is_empty() => return Ok(known.trim().to_owned()),
-        _ => {}
-    }
-    let new = uuid::Uuid::new_v4().to_string();
-    let temporary = path.with_extension("tmp");
-    fs::write(&temporary, format!("{new}\n"))
-        .and_then(|()| fs::rename(&temporary, &path))
-        .map_err(|error| {
-            disk::failure(&path, format!("{}: cannot be written: {error}", path.display()))
-        })?;
-    Ok(new)
-}
-
-/// A host as a part of a URL.
-fn in_url(host: &str) -> String {
-    if host.contains(':') { format!("[{host}]") } else { host.to_owned() }
-}
-
 /// The recipe given by the flags, or the recipe of the job that was submitted to this run folder before.
 pub(crate) fn recipe(args: &Args) -> Result<Option<JobSpec>, Failure> {
     if let Some(location) = &args.take_over {
-        return recipe_of_last_job(location).map(Some);
+        return take_over::recipe(location).map(Some);
     }
     if let Some(path) = &args.recipe {
         return read_recipe(path, &args.overrides).map(Some);
     }
     let path = submitted_recipe(&args.run_dir);
     if path.exists() { read_recipe(&path, &[]).map(Some) } else { Ok(None) }
-}
-
-/// The recipe of the job that used this store last.
-fn recipe_of_last_job(location: &str) -> Result<JobSpec, Failure> {
-    let failure = |error: StoreError| disk::store_failure(&error);
-    let store = Store::open_existing_with(location, &store_access()).map_err(failure)?;
-    let claimant = store.claimant(store.fence().map_err(failure)?).map_err(failure)?;
-    let claimant = claimant.ok_or_else(|| {
-        bad_input(format!("--take-over: no job has trained in the checkpoint store {location}"))
-    })?;
-    let mut spec = JobSpec::from_json(&claimant.recipe).map_err(|error| {
-        bad_input(format!("--take-over: the recipe of {claimant} in {location}: {error}"))
-    })?;
-    location.clone_into(&mut spec.checkpoint.dir);
-    Ok(spec)
 }
 
 /// Stores the recipe of a submitted job, so that a restarted coordinator finds it.
@@ -268,9 +191,9 @@ fn prepare(
                 store.location()
             )));
         }
-        let (taken, text) = take_lease(args, place, &store)?;
+        let (taken, text) = take_over::lease(args, place, &store)?;
         (lease, moved) = (LeaseAtStart::Taken(taken), Some(text));
-        refuse_newer_copy(&journal, &records, &store)?;
+        take_over::refuse_newer_copy(&journal, &records, &store)?;
     } else if !may_have_ranks(&records) {
         // Before the journal's copy is read: who takes a lease later has continued the job.
         let newest = store.lease().map_err(|error| disk::store_failure(&error))?;
@@ -329,38 +252,6 @@ fn prepare(
         ),
     };
     Ok(PreparedJob { engine, journal, store, records, lease, moved })
-}
-
-/// Refuses to continue with a copy of the journal to which the lost coordinator has added since it was read.
-fn refuse_newer_copy(journal: &Journal, records: &[Record], store: &Store) -> Result<(), Failure> {
-    let here = journal.entries().map_err(|error| crash(format!("{error:#}")))?;
-    let job = job_of(records).unwrap_or_default();
-    match journal_copy::is_continued(store, job, &here) {
-        Ok(false) => Ok(()),
-        Ok(true) => Err(crash("the other coordinator still wrote its journal; try again")),
-        Err(error) => Err(disk::store_failure(&error)),
-    }
-}
-
-/// Takes the lease after that of the lost coordinator. Returns it, and from where to where the coordinator moves.
-fn take_lease(
-    args: &Args,
-    place: &ServingPlace,
-    store: &Store,
-) -> Result<(CoordinatorLease, String), Failure> {
-    let failure = |error: StoreError| disk::store_failure(&error);
-    let claimant = store.claimant(store.fence().map_err(failure)?).map_err(failure)?;
-    let lost = store.lease().map_err(failure)?.unwrap_or_default();
-    let number = args.after.unwrap_or(lost.number) + 1;
-    let job = claimant.map_or_else(JobId::default, |claimant| claimant.job);
-    let taken = CoordinatorLease { number, renews: true, ..place.lease(job) };
-    store.take_lease(&taken).map_err(failure)?;
-    let address = taken.address.as_deref().unwrap_or_default();
-    let text = format!(
-        "the coordinator on host {} does not answer; the one on {} at {address} continues the job",
-        lost.host, taken.host
-    );
-    Ok((taken, text))
 }
 
 /// Refuses the run folder of a job that another coordinator has continued since, with the journal's copy.
@@ -439,12 +330,7 @@ fn apart(
         LeaseAtStart::Unread => HeldLease::free(open()?, lease, None),
     };
     let copy = JournalCopy::start(open()?, (job, lease.clone()), journal.entries()?)?;
-    Ok(Apart {
-        copy,
-        lease,
-        has_standby: spec.cluster.standby,
-        is_standby: args.take_over.is_some(),
-    })
+    Ok(Apart { copy, lease, is_standby: args.take_over.is_some() })
 }
 
 /// Whether the store is outside of the run folder.
@@ -508,7 +394,7 @@ fn open_store(spec: &JobSpec, run_dir: &Path, may_have_ranks: bool) -> Result<St
 }
 
 /// The job's loop tries again itself.
-fn store_access() -> BucketAccess {
+pub(crate) fn store_access() -> BucketAccess {
     BucketAccess {
         request_timeout: Duration::from_secs(20),
         retry_timeout: Duration::from_secs(15),
@@ -522,7 +408,7 @@ fn may_have_ranks(records: &[Record]) -> bool {
 }
 
 /// The job of a journal.
-fn job_of(records: &[Record]) -> Option<JobId> {
+pub(crate) fn job_of(records: &[Record]) -> Option<JobId> {
     records.iter().rev().find_map(|record| match record {
         Record::Created(origin) => Some(origin.job),
         _ => None,

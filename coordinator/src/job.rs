@@ -174,8 +174,6 @@ pub(crate) struct Apart {
     /// The journal's copy.
     pub(crate) copy: JournalCopy,
     pub(crate) lease: HeldLease,
-    /// Whether agents may take over, `cluster.standby`.
-    pub(crate) has_standby: bool,
     /// Whether this coordinator has taken over from a lost one. It ends with its node; then another one should take over
     /// at once.
     pub(crate) is_standby: bool,
@@ -422,8 +420,8 @@ impl JobLoop {
         let claims = move || {
             let answer =
                 claim(&store, generation, &claimant, apart.as_ref().map(|(_, lease)| lease));
-            if let Some((copy, _)) = apart {
-                copy.begin();
+            let is_open = matches!(&answer, JobInput::Event(event) if **event == Event::Fenced);
+            if let Some((copy, _)) = apart.filter(|_| is_open) {
                 // Who takes over should know every generation that ranks have seen, and the rollbacks before it.
                 copy.flush(COPY_TIMEOUT);
             }
@@ -486,8 +484,7 @@ impl JobLoop {
             self.unpublished_since.is_some_and(|since| since.elapsed() >= MAX_SNAPSHOT_AGE);
         let attached = self.outboxes.len();
         if let Some(apart) = &self.apart {
-            // A single node has nobody who could take over. Those of a lost coordinator may still be on their way.
-            if apart.has_standby && (attached > 1 || apart.is_standby) {
+            if self.engine.can_be_replaced() {
                 apart.lease.start_renewals();
             }
         }

@@ -1,11 +1,10 @@
 //! A copy of the journal in the checkpoint store: when the run folder is lost, a coordinator elsewhere continues the job
 //! with its budget, history and events.
 //!
-//! The file in the run folder comes first. Only a new generation waits for the copy, for two seconds at most, and nothing that
-//! happens to the copy ends the job.
-//! A coordinator writes it while it has the lease, which it takes with its first generation, so one that merely starts
-//! changes nothing. A store that is out of reach gets the entries later, and a copy that is damaged or has entries of
-//! another coordinator is made anew.
+//! The file in the run folder comes first. Only a new generation waits for the copy, for two seconds at most, and nothing
+//! that happens to the copy ends the job. A coordinator writes it while it has the lease, which it takes with its first
+//! generation, so one that merely starts changes nothing. A store that is out of reach gets the entries later, and a copy
+//! that is damaged or has entries of another coordinator is made anew.
 
 use std::{
     collections::HashSet,
@@ -210,14 +209,12 @@ pub(crate) struct JournalCopy {
 
 enum CopyTask {
     Add(Vec<JournalEntry>),
-    /// This coordinator has, or takes, the lease.
-    Begin,
     /// Copy everything so far, and answer.
     Flush(Sender<bool>),
 }
 
 impl JournalCopy {
-    /// Copies what the store lacks of `committed`, and all that is added later, once [`begin`](Self::begin) was called.
+    /// Copies what the store lacks of `committed`, and all that is added later, while this coordinator has the lease.
     ///
     /// # Errors
     /// The system cannot start a thread.
@@ -233,7 +230,6 @@ impl JournalCopy {
             job,
             lease,
             problems: Arc::clone(&problems),
-            has_begun: false,
             next: None,
             waiting: committed.clone(),
             all: committed,
@@ -258,11 +254,6 @@ impl JournalCopy {
         }
     }
 
-    /// From now on this coordinator writes the copy, as long as it has the lease.
-    pub(crate) fn begin(&self) {
-        let _ = self.tasks.send(CopyTask::Begin);
-    }
-
     /// Waits until everything is copied, at most for `timeout`, before this process ends. Returns false if the copy lacks
     /// something.
     pub(crate) fn flush(&self, timeout: Duration) -> bool {
@@ -278,7 +269,6 @@ struct Copier {
     job: JobId,
     lease: HeldLease,
     problems: Arc<Mutex<Vec<String>>>,
-    has_begun: bool,
     /// Number of the next part, and the end of those in the store; `None` before the store has been read.
     next: Option<(u64, JournalEnd)>,
     /// The whole journal; about 1,500 entries a day.
@@ -311,17 +301,13 @@ impl Copier {
                     }
                     None
                 }
-                Ok(CopyTask::Begin) => {
-                    self.has_begun = true;
-                    None
-                }
                 Ok(CopyTask::Flush(answer)) => Some(answer),
                 Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => return,
             };
-            let copied = match self.has_begun && !has_stopped {
-                true => self.copy().map(|()| true),
-                false => Ok(!has_stopped),
+            let copied = match has_stopped || self.lease.is_free() {
+                true => Ok(!has_stopped),
+                false => self.copy().map(|()| true),
             };
             match &copied {
                 Ok(_) => {
@@ -519,9 +505,10 @@ pub(crate) mod kit {
         newest: u64,
         committed: Vec<JournalEntry>,
     ) -> JournalCopy {
-        let copy = idle(folder, newest, committed);
-        copy.begin();
-        copy
+        let lease = lease_after(folder, newest);
+        // Where another coordinator was faster, the copy finds that out too.
+        let _ = lease.secure();
+        JournalCopy::start(folder_store(folder), (JOB, lease), committed).unwrap()
     }
 
     /// The copy of a coordinator that has no generation yet.
@@ -530,10 +517,14 @@ pub(crate) mod kit {
         newest: u64,
         committed: Vec<JournalEntry>,
     ) -> JournalCopy {
-        let folder_id = Uuid::new_v4().to_string();
-        let lease = CoordinatorLease { job: JOB, folder: folder_id, ..CoordinatorLease::default() };
-        let lease = HeldLease::free(folder_store(folder), lease, Some(newest));
+        let lease = lease_after(folder, newest);
         JournalCopy::start(folder_store(folder), (JOB, lease), committed).unwrap()
+    }
+
+    fn lease_after(folder: &tempfile::TempDir, newest: u64) -> HeldLease {
+        let identity = Uuid::new_v4().to_string();
+        let lease = CoordinatorLease { job: JOB, folder: identity, ..CoordinatorLease::default() };
+        HeldLease::free(folder_store(folder), lease, Some(newest))
     }
 }
 

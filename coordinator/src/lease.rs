@@ -94,18 +94,12 @@ impl HeldLease {
     ) -> std::io::Result<Renewal> {
         let (stop, stopped) = mpsc::channel::<()>();
         let holder = self.0.clone();
-        let mut on_replaced = Some(on_replaced);
         let renew = move || {
             let mut has_failed = false;
             while stopped.recv_timeout(RENEWAL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 match holder.renew() {
                     Ok(()) => has_failed = false,
-                    Err(error @ Error::Replaced { .. }) => {
-                        if let Some(on_replaced) = on_replaced.take() {
-                            on_replaced(error);
-                        }
-                        return;
-                    }
+                    Err(error @ Error::Replaced { .. }) => return on_replaced(error),
                     Err(error) => {
                         if !std::mem::replace(&mut has_failed, true) {
                             warn!("the coordinator's lease cannot be renewed: {error}");

@@ -25,10 +25,12 @@ mod logs;
 mod mesh_secret;
 mod metrics;
 mod node_service;
+mod place;
 mod report;
 mod report_limits;
 mod serve;
 mod served;
+mod take_over;
 mod traces;
 
 use std::{

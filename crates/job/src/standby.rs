@@ -107,15 +107,10 @@ impl Standby {
         self.address.as_ref().map(Option::as_deref)
     }
 
-    /// Whether this node's coordinator runs.
-    #[must_use]
-    pub fn serves(&self) -> bool {
-        self.serves
-    }
-
-    /// Sets how many nodes come before this one.
-    pub fn set_place(&mut self, place: u32) {
-        self.place = place.min(MAX_STEPS);
+    /// Sets this node's place among those that may take over: by its first rank, if it has one, of `slots`.
+    pub fn set_place(&mut self, first_rank: Option<u32>, slots: u32) {
+        let before = first_rank.map_or(MAX_STEPS, |rank| rank / slots.max(1));
+        self.place = before.min(MAX_STEPS);
     }
 
     /// The coordinator has answered.
@@ -195,7 +190,7 @@ mod tests {
     /// One that the coordinator answered at 0 s, with this many nodes before it.
     fn standby(place: u32) -> Standby {
         let mut standby = Standby::new(true, at(0.0));
-        standby.set_place(place);
+        standby.set_place(Some(8 * place + 3), 8);
         standby
     }
 
@@ -234,6 +229,9 @@ mod tests {
         assert_eq!(takes_over(&mut standby(0), 60.0, lost), Some(at(6.0)));
         assert_eq!(takes_over(&mut standby(1), 60.0, lost), Some(at(7.0)));
         assert_eq!(takes_over(&mut standby(1_000), 60.0, lost), Some(at(11.0)));
+        let mut without_ranks = standby(0);
+        without_ranks.set_place(None, 8);
+        assert_eq!(takes_over(&mut without_ranks, 60.0, lost), Some(at(11.0)));
     }
 
     #[test]
@@ -289,7 +287,6 @@ mod tests {
         let mut standby = standby(0);
         let lost = |_| Some(lease(7));
         assert_eq!(takes_over(&mut standby, 60.0, lost), Some(at(6.0)));
-        assert!(standby.serves());
         standby.ended();
         assert_eq!(takes_over(&mut standby, 60.0, lost), Some(at(26.0)));
         assert_eq!(takes_over(&mut standby, 600.0, lost), None, "while it runs");

@@ -28,7 +28,7 @@ use baton_job::{
     parse_seconds,
     plan::MAX_LOCAL_RANKS,
     session::{Action, Event, Policy, Session},
-    standby::{SeenLease, StandbyAction},
+    standby::SeenLease,
 };
 use baton_recipe::{JobSpec, spec::DeviceChoice};
 use tokio::sync::mpsc;
@@ -366,10 +366,7 @@ impl Agent {
         let now = self.now();
         let first_rank = self.ranks.lock().values().min().copied();
         let Some(standby) = &mut self.standby else { return };
-        let place = first_rank.map_or(u32::MAX, |rank| rank / self.slots);
-        if let Some(StandbyAction::TakeOver { after }) = standby.seen(now, place, lease) {
-            standby.take_over(after);
-        }
+        standby.seen(now, (first_rank, self.slots), lease);
         if let Some(address) = standby.address() {
             self.uplink.use_address(address);
         }

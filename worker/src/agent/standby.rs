@@ -4,7 +4,7 @@ use std::{
     fs::{self, File, OpenOptions},
     io,
     net::{SocketAddr, ToSocketAddrs},
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::Stdio,
     sync::mpsc::{self, Receiver, Sender},
     thread,
@@ -22,14 +22,11 @@ use baton_job::{
 };
 use tokio::{
     process::{Child, Command},
-    sync::watch,
+    task::JoinHandle,
 };
 use tracing::{info, warn};
 
 use super::{AgentInput, InputQueue};
-
-/// Name of the coordinator's log in the folder of logs.
-const LOG: &str = "coordinator.log";
 
 /// Flags of an agent whose node may run the coordinator.
 #[derive(Clone, Debug, clap::Args)]
@@ -95,7 +92,7 @@ impl StandbySetup {
         for (flag, file) in self.flags.access.to_arguments() {
             command.arg(flag).arg(file);
         }
-        let log = log(&self.run_dir).map_err(explain)?;
+        let log = self.open_log().map_err(explain)?;
         let errors = log.try_clone().map_err(explain)?;
         command
             .arg("--exit-with-parent")
@@ -109,20 +106,13 @@ impl StandbySetup {
 
     /// Where the coordinator of this node logs to.
     fn log(&self) -> PathBuf {
-        log_path(&self.run_dir)
+        self.run_dir.join("logs/coordinator.log")
     }
-}
 
-fn log_path(run_dir: &Path) -> PathBuf {
-    run_dir.join("logs").join(LOG)
-}
-
-fn log(run_dir: &Path) -> io::Result<File> {
-    let path = log_path(run_dir);
-    if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder)?;
+    fn open_log(&self) -> io::Result<File> {
+        fs::create_dir_all(self.run_dir.join("logs"))?;
+        OpenOptions::new().create(true).append(true).open(self.log())
     }
-    OpenOptions::new().create(true).append(true).open(path)
 }
 
 /// This node's part in finding and replacing a lost coordinator.
@@ -132,8 +122,8 @@ pub(super) struct StandbyNode {
     location: String,
     reader: LeaseReader,
     queue: InputQueue,
-    /// Whether the coordinator of this node has ended; `None` if none was started.
-    ended: Option<watch::Receiver<bool>>,
+    /// Waits for the end of the coordinator of this node, if one was started.
+    coordinator: Option<JoinHandle<()>>,
     /// Whether the coordinator has reported the job's end.
     is_dismissed: bool,
 }
@@ -181,7 +171,7 @@ impl StandbyNode {
             location,
             reader,
             queue: queue.clone(),
-            ended: None,
+            coordinator: None,
             is_dismissed: false,
         })
     }
@@ -206,36 +196,33 @@ impl StandbyNode {
         }
     }
 
-    /// The lease was read; `place` nodes come before this one.
+    /// The lease was read; the first rank of this node is one of so many.
     pub(super) fn seen(
         &mut self,
         now: Time,
-        place: u32,
+        (first_rank, slots): (Option<u32>, u32),
         lease: Option<SeenLease>,
-    ) -> Option<StandbyAction> {
-        self.state.set_place(place);
-        self.state.seen(now, lease)
+    ) {
+        self.state.set_place(first_rank, slots);
+        if let Some(StandbyAction::TakeOver { after }) = self.state.seen(now, lease) {
+            self.take_over(after);
+        }
     }
 
     /// Starts a coordinator.
-    pub(super) fn take_over(&mut self, after: u64) {
+    fn take_over(&mut self, after: u64) {
         let log = self.setup.log();
         warn!(log = %log.display(), "the coordinator is lost: this node starts one");
         match self.setup.start(&self.location, after) {
             Ok(mut child) => {
-                let (sender, ended) = watch::channel(false);
-                self.ended = Some(ended);
                 let queue = self.queue.clone();
-                tokio::spawn(async move {
-                    let status = child.wait().await;
-                    let status = match status {
-                        Ok(status) => status.to_string(),
-                        Err(error) => error.to_string(),
-                    };
-                    info!("the coordinator of this node has ended: {status}");
-                    let _ = sender.send(true);
+                self.coordinator = Some(tokio::spawn(async move {
+                    match child.wait().await {
+                        Ok(status) => info!("the coordinator of this node has ended: {status}"),
+                        Err(error) => warn!("the coordinator of this node is lost: {error}"),
+                    }
                     let _ = queue.send(AgentInput::CoordinatorEnded);
-                });
+                }));
             }
             Err(failure) => {
                 warn!("{failure}");
@@ -251,9 +238,8 @@ impl StandbyNode {
     /// Waits for the coordinator of this node, if the job has ended: it still has to report that to other nodes. If only
     /// this node leaves, its coordinator leaves with it.
     pub(super) async fn finish(self) {
-        let Some(mut ended) = self.ended else { return };
-        if self.is_dismissed {
-            let _ = tokio::time::timeout(END_TIMEOUT, ended.wait_for(|ended| *ended)).await;
+        if let Some(coordinator) = self.coordinator.filter(|_| self.is_dismissed) {
+            let _ = tokio::time::timeout(END_TIMEOUT, coordinator).await;
         }
     }
 }
@@ -311,5 +297,40 @@ fn read_leases(location: &str, requested: &Receiver<()>, queue: &InputQueue) {
         if queue.send(AgentInput::LeaseSeen(seen)).is_err() {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::{Args as _, FromArgMatches as _};
+
+    use super::*;
+
+    fn setup(host: &str, is_protected: bool, flags: &[&str]) -> StandbySetup {
+        let command = StandbyFlags::augment_args(clap::Command::new("agent"));
+        let matches = command.get_matches_from([&["agent"], flags].concat());
+        let flags = StandbyFlags::from_arg_matches(&matches).unwrap();
+        StandbySetup { run_dir: PathBuf::from("run"), host: host.to_owned(), flags, is_protected }
+    }
+
+    #[test]
+    fn a_protected_job_is_taken_over_only_with_the_coordinators_files() {
+        let needs_files = |setup: StandbySetup| {
+            setup.obstacle().is_some_and(|text| text.contains("--tls-cert, --tls-key and --tokens"))
+        };
+        let files = ["--tls-cert", "c", "--tls-key", "k", "--tokens", "t"];
+        assert!(needs_files(setup("10.0.0.7", true, &[])));
+        assert!(needs_files(setup("10.0.0.7", true, &files[..4])));
+        assert!(!needs_files(setup("10.0.0.7", true, &files)));
+        assert!(!needs_files(setup("10.0.0.7", false, &[])));
+    }
+
+    #[test]
+    fn a_coordinator_serves_on_the_address_of_its_host_only() {
+        let listen = |setup: StandbySetup| setup.listen().unwrap().to_string();
+        assert_eq!(listen(setup("10.0.0.7", false, &[])), "10.0.0.7:0");
+        assert!(setup("localhost", false, &[]).listen().unwrap().ip().is_loopback());
+        let given = setup("10.0.0.7", false, &["--standby-listen", "10.0.0.8:29600"]);
+        assert_eq!(listen(given), "10.0.0.8:29600");
     }
 }

@@ -233,3 +233,25 @@ fn refusal(status: &Status) -> Option<AgentInput> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether an uplink to `flag` uses the address of a lease.
+    fn uses(flag: &str, address: &str) -> bool {
+        let (queue, _inputs) = mpsc::unbounded_channel();
+        let mut uplink = Uplink::new(flag, &ClientCredentials::default(), queue).unwrap();
+        uplink.use_address(Some(address));
+        let used = uplink.endpoint.lock().uri().to_string();
+        used.trim_end_matches('/') == address
+    }
+
+    #[test]
+    fn an_address_of_a_lease_is_used_unless_a_token_would_be_sent_there_without_encryption() {
+        assert!(uses("http://10.0.0.5:29600", "http://10.0.0.7:29601"));
+        assert!(uses("https://10.0.0.5:29600", "https://10.0.0.7:29601"));
+        assert!(!uses("https://10.0.0.5:29600", "http://10.0.0.7:29601"));
+        assert!(!uses("http://10.0.0.5:29600", "ftp://10.0.0.7:29601"));
+    }
+}

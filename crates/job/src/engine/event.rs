@@ -67,7 +67,7 @@ pub enum Event {
         /// What, where, what to do.
         problem: String,
     },
-    /// This coordinator continues the job of a lost one, with the copy of its journal. Comes first.
+    /// This coordinator continues the job of a lost one, with the copy of its journal.
     CoordinatorMoved {
         /// From where to where, for people.
         text: String,

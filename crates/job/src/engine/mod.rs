@@ -126,6 +126,8 @@ pub struct Engine {
     spec: Arc<JobSpec>,
     origin: JobOrigin,
     policy: Policy,
+    /// Whether this coordinator continues the job of a lost one.
+    has_moved: bool,
     nodes: Nodes,
     lifecycle: Lifecycle,
     results: Results,
@@ -182,6 +184,7 @@ impl Engine {
     fn blank(spec: &JobSpec, origin: JobOrigin, now: Time) -> Self {
         Self {
             policy: Policy::new(spec),
+            has_moved: false,
             nodes: Nodes::default(),
             lifecycle: Lifecycle::new(origin.first_generation, now),
             results: Results::default(),
@@ -212,6 +215,13 @@ impl Engine {
         self.lifecycle.outcome()
     }
 
+    /// Whether another node can continue the job if this coordinator is lost: there are several, or this coordinator has just
+    /// replaced a lost one, whose nodes are on their way.
+    #[must_use]
+    pub fn can_be_replaced(&self) -> bool {
+        self.spec.cluster.standby && (self.has_moved || self.nodes.several_are_attached())
+    }
+
     /// The newest generation.
     #[must_use]
     pub fn generation(&self) -> Generation {
@@ -239,6 +249,7 @@ impl Engine {
                 self.publish(JobEventKind::StoreUnavailable, problem);
             }
             Event::CoordinatorMoved { text } => {
+                self.has_moved = true;
                 self.publish(JobEventKind::CoordinatorMoved, text);
             }
             Event::Tick => {}

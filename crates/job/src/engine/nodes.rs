@@ -132,6 +132,10 @@ impl Nodes {
         self.all.values().any(Node::is_attached)
     }
 
+    pub(super) fn several_are_attached(&self) -> bool {
+        self.all.values().filter(|node| node.is_attached()).nth(1).is_some()
+    }
+
     /// The nodes that can take part and match `filter`.
     fn available(&self, filter: impl Fn(&Node) -> bool) -> impl Iterator<Item = (&NodeId, &Node)> {
         self.all.iter().filter(move |(_, node)| node.can_take_part() && filter(node))

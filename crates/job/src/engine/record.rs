@@ -263,47 +263,39 @@ mod tests {
         Record::Opened { generation: Generation(1), placements }
     }
 
-    #[test]
-    fn a_job_whose_run_folder_is_lost_continues_above_every_generation_that_ranks_have_seen() {
-        let spec = crate::kit::recipe(&[], &[]);
+    /// The records of a job with one generation.
+    fn begun() -> Vec<Record> {
         let origin = JobOrigin {
             job: JobId::default(),
             recipe: None,
             first_generation: Generation(1),
             restore: Restore::default(),
         };
-        let begun = vec![Record::Created(origin), opened(vec![placement(0, "a", 0)])];
+        vec![Record::Created(origin), opened(vec![placement(0, "a", 0)])]
+    }
+
+    #[test]
+    fn a_job_whose_run_folder_is_lost_continues_above_every_generation_that_ranks_have_seen() {
+        let (spec, begun) = (crate::kit::recipe(&[], &[]), begun());
+        let lost = |records: &[Record], fence| {
+            Record::after_loss(records, Generation(fence), RanksOfLostJob::Lost)
+        };
         for (copied, fence) in [(1, 1), (2, 1), (2, 3)] {
             let mut records = begun[..copied].to_vec();
-            records.extend(
-                Record::after_loss(&records, Generation(fence), RanksOfLostJob::Lost).unwrap(),
-            );
+            records.extend(lost(&records, fence).unwrap());
             let engine = Engine::replay(&spec, &records, Time(0)).unwrap();
             assert_eq!(engine.generation(), Generation(fence));
             assert!(matches!(engine.lifecycle.phase, Phase::Gathering), "nobody is waited for");
         }
         let ended = |outcome| [begun.clone(), vec![Record::Ended(outcome)]].concat();
-        assert!(
-            Record::after_loss(&ended(Outcome::Stopped), Generation(1), RanksOfLostJob::Lost)
-                .is_some()
-        );
-        assert_eq!(
-            Record::after_loss(&ended(Outcome::Completed), Generation(1), RanksOfLostJob::Lost),
-            None
-        );
-        assert_eq!(Record::after_loss(&[], Generation(1), RanksOfLostJob::Lost), None);
+        assert!(lost(&ended(Outcome::Stopped), 1).is_some());
+        assert_eq!(lost(&ended(Outcome::Completed), 1), None);
+        assert_eq!(lost(&[], 1), None);
     }
 
     #[test]
     fn who_takes_over_from_a_lost_coordinator_waits_for_the_ranks_of_the_generation_it_knows() {
-        let spec = crate::kit::recipe(&[], &[]);
-        let origin = JobOrigin {
-            job: JobId::default(),
-            recipe: None,
-            first_generation: Generation(1),
-            restore: Restore::default(),
-        };
-        let begun = vec![Record::Created(origin), opened(vec![placement(0, "a", 0)])];
+        let (spec, begun) = (crate::kit::recipe(&[], &[]), begun());
         for (fence, waits) in [(1, true), (2, false)] {
             let mut records = begun.clone();
             let added = Record::after_loss(&records, Generation(fence), RanksOfLostJob::MayRun);

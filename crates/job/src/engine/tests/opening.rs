@@ -497,6 +497,23 @@ fn nodes_learn_of_a_generation_from_the_journal_only_if_its_fence_was_raised() {
 }
 
 #[test]
+fn a_coordinator_can_be_replaced_once_there_are_several_nodes_or_it_has_replaced_another_one() {
+    let mut engine = training(&[1, 1]);
+    assert!(engine.can_be_replaced());
+    detach(&mut engine, at(10.0), 1);
+    assert!(!engine.can_be_replaced(), "nobody is left who could");
+    let mut moved = reattaching(&[1]);
+    assert!(!moved.can_be_replaced());
+    moved.handle(at(0.0), Event::CoordinatorMoved { text: String::new() });
+    assert!(moved.can_be_replaced());
+    let mut spec = recipe(&[], &[]);
+    spec.cluster.standby = false;
+    let mut alone = Engine::new(&spec, engine.origin().clone(), at(0.0));
+    alone.handle(at(0.0), Event::CoordinatorMoved { text: String::new() });
+    assert!(!alone.can_be_replaced(), "the recipe says so");
+}
+
+#[test]
 fn a_pause_that_only_agents_know_of_is_adopted() {
     let mut engine = reattaching(&[1]);
     let pause = PauseState { number: 3, paused: true };
