@@ -483,10 +483,8 @@ impl JobLoop {
         let is_old =
             self.unpublished_since.is_some_and(|since| since.elapsed() >= MAX_SNAPSHOT_AGE);
         let attached = self.outboxes.len();
-        if let Some(apart) = &self.apart {
-            if self.engine.can_be_replaced() {
-                apart.lease.start_renewals();
-            }
+        if let Some(apart) = self.apart.as_ref().filter(|_| self.engine.can_be_replaced()) {
+            apart.lease.start_renewals();
         }
         if !has_changed && !is_old && self.snapshots.borrow().attached == attached {
             return;

@@ -239,7 +239,11 @@ impl Agent {
                     return Ok(event);
                 }
                 Ok(Some(AgentInput::Welcome(welcome))) => self.welcome(welcome)?,
-                Ok(Some(AgentInput::LeaseSeen(lease))) => self.lease_seen(lease),
+                Ok(Some(AgentInput::LeaseSeen(lease))) => {
+                    if self.lease_seen(lease) {
+                        return Ok(Event::Redirected);
+                    }
+                }
                 Ok(Some(AgentInput::CoordinatorEnded)) => {
                     if let Some(standby) = &mut self.standby {
                         standby.ended();
@@ -362,14 +366,13 @@ impl Agent {
         }
     }
 
-    fn lease_seen(&mut self, lease: Option<SeenLease>) {
+    /// Returns whether the coordinator is somewhere else now.
+    fn lease_seen(&mut self, lease: Option<SeenLease>) -> bool {
         let now = self.now();
         let first_rank = self.ranks.lock().values().min().copied();
-        let Some(standby) = &mut self.standby else { return };
+        let Some(standby) = &mut self.standby else { return false };
         standby.seen(now, (first_rank, self.slots), lease);
-        if let Some(address) = standby.address() {
-            self.uplink.use_address(address);
-        }
+        standby.address().is_some_and(|address| self.uplink.use_address(address))
     }
 
     /// Fails if no coordinator has ever answered within the limit.

@@ -53,12 +53,13 @@ pub(super) struct StandbySetup {
 impl StandbySetup {
     /// Why this node cannot run the coordinator.
     fn obstacle(&self) -> Option<String> {
-        if let Err(failure) = find("baton-coordinator") {
-            return Some(failure.message);
+        if self.is_protected && !self.flags.access.are_secure() {
+            let files = "--tls-cert, --tls-key and --tokens";
+            return Some(format!(
+                "the job's coordinator has TLS or tokens: give its {files} here too"
+            ));
         }
-        (self.is_protected && !self.flags.access.are_secure()).then(|| {
-            "the job's coordinator has TLS or tokens: give its --tls-cert, --tls-key and --tokens here too".to_owned()
-        })
+        find("baton-coordinator").err().map(|failure| failure.message)
     }
 
     /// Address to serve on: not on all interfaces, of which some may be public.

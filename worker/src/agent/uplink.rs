@@ -96,11 +96,12 @@ impl Uplink {
         self.flag.starts_with("https://")
     }
 
-    /// Connects to the coordinator at this URL from now on, or to that of the flag. A connection to another one ends.
-    pub(super) fn use_address(&mut self, address: Option<&str>) {
+    /// Connects to the coordinator at this URL from now on, or to that of the flag. Returns whether that is another one; a
+    /// connection to the one before ends without an event.
+    pub(super) fn use_address(&mut self, address: Option<&str>) -> bool {
         let url = address.unwrap_or(&self.flag);
         if url == self.url {
-            return;
+            return false;
         }
         url.clone_into(&mut self.url);
         self.connections = 0;
@@ -113,13 +114,17 @@ impl Uplink {
             Ok(found) => *self.endpoint.lock() = found,
             Err(problem) => {
                 warn!(self.url, "the address in the coordinator's lease is not used: {problem}");
-                return;
+                return false;
             }
         }
         info!(self.url, "another coordinator serves the job");
-        if let Some(stream) = self.stream.take().filter(|stream| !stream.is_finished()) {
+        self.end_stream();
+        true
+    }
+
+    fn end_stream(&mut self) {
+        if let Some(stream) = self.stream.take() {
             stream.abort();
-            let _ = self.queue.send(AgentInput::Event(Event::Disconnected));
         }
     }
 
@@ -135,6 +140,8 @@ impl Uplink {
 
     /// Starts a connection; `Connected` or `Disconnected` follows in the queue.
     pub(super) fn connect(&mut self) {
+        // Its last event may still be in the queue.
+        self.end_stream();
         let (outbox, messages) = mpsc::unbounded_channel();
         self.outbox = Some(outbox);
         // A lease may be that of a lost coordinator, while a user has started another one at the flag's address.

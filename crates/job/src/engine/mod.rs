@@ -86,7 +86,7 @@ mod status;
 mod tests;
 mod transitions;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use self::{
     budget::Accounting,
@@ -154,6 +154,9 @@ struct Wake {
     /// For the whole state machine.
     at: Option<Time>,
 }
+
+/// Least time for the agents of a lost coordinator to find this one.
+const REDIRECTION_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Engine {
     /// A new job. The first action of the first [`handle`](Self::handle) persists its origin.
@@ -250,6 +253,7 @@ impl Engine {
             }
             Event::CoordinatorMoved { text } => {
                 self.has_moved = true;
+                self.lifecycle.wait_for_agents_until(now.after(REDIRECTION_TIMEOUT));
                 self.publish(JobEventKind::CoordinatorMoved, text);
             }
             Event::Tick => {}

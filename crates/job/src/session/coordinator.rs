@@ -49,6 +49,13 @@ impl Session {
         }
     }
 
+    /// Connects to the new address at once: the coordinator there waits for its agents only for a while.
+    pub(super) fn redirected(&mut self, now: Time) {
+        self.disconnected(now);
+        self.retries = 0;
+        self.connection = ConnectionState::Down { retry_at: now };
+    }
+
     /// The ranks of this node in the newest generation, for the hello.
     pub(super) fn running_ranks(&self) -> Option<RunningRanks> {
         let generation = self.generation;

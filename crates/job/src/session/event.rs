@@ -15,6 +15,8 @@ pub enum Event {
     Connected,
     /// The connection ended, or an attempt to connect failed.
     Disconnected,
+    /// The coordinator is at another address now. A connection to the one before has ended.
+    Redirected,
     /// The coordinator sent a directive.
     Directive(Directive),
     /// A rank process sent a message.

@@ -206,6 +206,7 @@ impl Session {
         match event {
             Event::Connected => self.connected(now),
             Event::Disconnected => self.disconnected(now),
+            Event::Redirected => self.redirected(now),
             Event::Directive(directive) => self.handle_directive(now, directive),
             Event::RankReported { local_rank, incarnation, message } => {
                 self.rank_reported(now, local_rank, incarnation, message);

@@ -158,6 +158,18 @@ fn commit() -> Commit {
     }
 }
 
+#[test]
+fn an_agent_connects_to_another_coordinator_at_once() {
+    let mut session = training(1);
+    assert_eq!(session.handle(at(5.0), Event::Redirected), [Action::Connect]);
+    for second in 6..20 {
+        session.handle(at(f64::from(second)), Event::Disconnected);
+        session.handle(at(f64::from(second) + 0.9), Event::Tick);
+    }
+    session.handle(at(20.0), Event::Disconnected);
+    assert_eq!(session.handle(at(20.1), Event::Redirected), [Action::Connect], "without a pause");
+}
+
 // ---- pauses and heartbeats ----
 
 fn pause(number: u64, paused: bool) -> Event {

@@ -506,6 +506,7 @@ fn a_coordinator_can_be_replaced_once_there_are_several_nodes_or_it_has_replaced
     assert!(!moved.can_be_replaced());
     moved.handle(at(0.0), Event::CoordinatorMoved { text: String::new() });
     assert!(moved.can_be_replaced());
+    assert!(moved.deadline() >= Some(at(5.0)), "its agents need time to find it");
     let mut spec = recipe(&[], &[]);
     spec.cluster.standby = false;
     let mut alone = Engine::new(&spec, engine.origin().clone(), at(0.0));
