@@ -127,10 +127,11 @@ impl<L: Learner> Trainer<L> {
 
     /// Saves the current state, unless a checkpoint of it is committed already. If it cannot be written, all ranks try
     /// again until it can: a full disk is cleaned up and a bucket comes back, but the state would be gone. A drain has a
-    /// deadline of its own, and a user can stop the job.
+    /// deadline of its own, and a user can stop the job. If the store expects a newer generation, the coordinator is about to
+    /// open it with these ranks and their state, or ends them.
     ///
     /// # Errors
-    /// [`Error::LastSave`] if a newer generation has taken over.
+    /// The other ranks are lost, or a newer generation begins: the state is kept.
     pub(crate) fn ensure_saved(
         &mut self,
         context: &mut GenerationContext<'_>,
@@ -160,9 +161,8 @@ impl<L: Learner> Trainer<L> {
             if std::mem::take(&mut is_first) && !is_copied {
                 report_copied(context);
             }
-            let Err(problem) = self.finish_writing(context)? else { return Ok(()) };
-            if problem.fence.is_some() {
-                return Err(Error::LastSave(problem.message));
+            if self.finish_writing(context)?.is_ok() {
+                return Ok(());
             }
             thread::sleep(pauses.next().unwrap_or(longest));
         }

@@ -27,9 +27,6 @@ pub enum Error {
     /// An internal rule of Baton was violated.
     #[error("{0}; this is a bug in Baton, please report it")]
     Bug(&'static str),
-    /// The last checkpoint could not be written before this rank ended.
-    #[error("the last checkpoint could not be written: {0}")]
-    LastSave(String),
     /// Another rank cannot do its share of the work.
     #[error("rank {rank} cannot continue: {problem}")]
     Peer {
@@ -87,7 +84,6 @@ impl Error {
             Self::Collective(_)
             | Self::Checkpoint(_)
             | Self::Bug(_)
-            | Self::LastSave(_)
             | Self::Peer { .. }
             | Self::Misfit { .. }
             | Self::Address { .. }

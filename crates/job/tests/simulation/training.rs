@@ -17,7 +17,7 @@ use crate::{
     cluster::{Cluster, SimEvent},
     fact::{Fact, Meeting},
     plan::PlannedDivergence,
-    process::{Pid, Process, ProcessPhase, Wake, killed},
+    process::{Pid, Process, ProcessPhase, Wake},
 };
 
 /// Index of a group.
@@ -353,9 +353,7 @@ impl Cluster {
                     self.wake(member, at, Wake::Finish);
                 }
             }
-            GroupPhase::SavingLast(_) if is_newest => {
-                members.into_iter().for_each(|member| self.end_process(member, killed()));
-            }
+            // Refused, or an older step: again, until a newer generation begins.
             GroupPhase::SavingLast(_) => self.save(id),
             _ => {}
         }

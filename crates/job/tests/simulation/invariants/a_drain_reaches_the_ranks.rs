@@ -56,7 +56,9 @@ fn all_is_well(cluster: &Cluster) -> bool {
             here && process.is_healthy() && process.phase == ProcessPhase::Training
         })
     };
+    // Ranks whose save is refused by the fence of the next generation wait until the store answers.
     status.phase == PhaseName::Draining
+        && !cluster.coordinator.waits_for_store
         && long
         && status.ranks.iter().all(|rank| is_connected(&rank.node) && trains(&rank.rank.0))
 }
