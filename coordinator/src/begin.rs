@@ -158,6 +158,9 @@ fn traces(
         .map_err(|error| bad_input(format!("--otlp-endpoint {endpoint}: {error}")))
 }
 
+/// Longest wait for the lease before the coordinator serves.
+const LEASE_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// Opens the store and the journal, and resumes the job in them or starts a new one.
 fn prepare(
     args: &Args,
@@ -180,6 +183,12 @@ fn prepare(
         store.manifest(&id.name()).map_err(|error| bad_input(format!("--resume: {error}")))?;
     }
     let (mut journal, mut records) = open(&path)?;
+    if !new_run && args.take_over.is_none() && has_ended_elsewhere(args, spec, place, &records) {
+        tracing::info!("the job went on and ended at another coordinator: it continues from there");
+        drop(journal);
+        set_aside(&path)?;
+        (journal, records) = open(&path)?;
+    }
     let store = open_store(spec, &args.run_dir, !new_run && may_have_ranks(&records))?;
     let (mut lease, mut moved) = (LeaseAtStart::Unread, None);
     if args.take_over.is_some() {
@@ -252,6 +261,26 @@ fn prepare(
         ),
     };
     Ok(PreparedJob { engine, journal, store, records, lease, moved })
+}
+
+/// Whether the job of this run folder was taken over by another coordinator and is over there: the copy of the journal has
+/// what followed. A store that does not answer at once says no: ranks that may run must not wait for it.
+fn has_ended_elsewhere(
+    args: &Args,
+    spec: &JobSpec,
+    place: &ServingPlace,
+    records: &[Record],
+) -> bool {
+    let Some(job) = job_of(records).filter(|_| is_apart(spec, &args.run_dir)) else { return false };
+    let access = BucketAccess {
+        request_timeout: LEASE_TIMEOUT,
+        retry_timeout: Duration::ZERO,
+        ..BucketAccess::default()
+    };
+    let store = Store::open_existing_with(&store_location(spec, &args.run_dir), &access);
+    let Ok(Some(newest)) = store.and_then(|store| store.lease()) else { return false };
+    let is_over = newest.renewals > 0 && !newest.renews && !newest.released;
+    is_over && newest.job == job && newest.folder != place.lease(job).folder
 }
 
 /// Refuses the run folder of a job that another coordinator has continued since, with the journal's copy.

@@ -69,6 +69,16 @@ async fn one_node_after_another_serves_the_job_and_no_step_is_made_again() {
     let recoveries: Vec<u64> = status.recoveries.iter().map(|one| one.lost_steps).collect();
     assert!(recoveries.len() >= 2 && recoveries.iter().all(|lost| *lost == 0), "{recoveries:?}");
     cluster.end().await;
+
+    // The same command in the first run folder goes on with the job, and knows what happened elsewhere.
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("a", 2);
+    let mut events = cluster.events().await;
+    events.next_of(Kind::CoordinatorMoved).await;
+    cluster.new_events().await.next_of(Kind::TrainingStarted).await;
+    let known = cluster.status().await.recoveries.len();
+    assert!(known >= recoveries.len(), "{known} of {recoveries:?}");
+    cluster.end().await;
     cluster.assert_undisturbed_bits().await;
 }
 

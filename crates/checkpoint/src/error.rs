@@ -74,7 +74,7 @@ pub enum Error {
         by: String,
     },
     /// Another coordinator has taken the lease of the job.
-    #[error("another coordinator has taken over the job in {location}{}", described(by))]
+    #[error("another coordinator has taken over the job in {location}{}{}", described(by), end(by))]
     Replaced {
         /// The folder or bucket.
         location: String,
@@ -254,6 +254,14 @@ fn described(lease: &CoordinatorLease) -> String {
         Some(address) => format!("{place}, at {address}"),
         None if lease.host.is_empty() => String::new(),
         None => place,
+    }
+}
+
+/// What to do where the job is over at the other coordinator.
+fn end(lease: &CoordinatorLease) -> &'static str {
+    match lease.renews || lease.owner.is_empty() {
+        true => "",
+        false => "; the job has ended there: start it again to go on",
     }
 }
 

@@ -238,7 +238,12 @@ pub(crate) type Logs = Follow<LogFeed>;
 pub(crate) struct Coordinator {
     address: Address,
     client: Client,
+    /// Where to read again where the coordinator is, if a checkpoint store named it.
+    store: Option<(String, ClientCredentials)>,
 }
+
+/// Longest wait for a store that says where the coordinator is now.
+const FIND_TIMEOUT: Duration = Duration::from_secs(5);
 
 impl Coordinator {
     /// The coordinator found by [`find`] in the current environment.
@@ -246,14 +251,42 @@ impl Coordinator {
         let variable = |name: &str| env::var(name).ok().filter(|value| !value.is_empty());
         let credentials = flags.access.credentials(variable).map_err(bad_input)?;
         let address = find(flags, variable(COORDINATOR_VARIABLE).as_deref(), Path::new(RUNS))?;
-        if flags.store.is_some() && credentials.has_token() && would_reveal_token(&address.url) {
+        match &flags.store {
+            Some(location) => Self::of_store(address, location, credentials),
+            None => Self::at(address, &credentials),
+        }
+    }
+
+    /// The coordinator that this store names.
+    fn of_store(
+        address: Address,
+        location: &str,
+        credentials: ClientCredentials,
+    ) -> Result<Self, Failure> {
+        if credentials.has_token() && would_reveal_token(&address.url) {
             let Address { url, source, .. } = &address;
             return Err(bad_input(format!(
                 "{source} names the coordinator {url}, which has no TLS: your token is not sent there; give the address \
                  with --coordinator if you trust it"
             )));
         }
-        Self::at(address, &credentials)
+        let found = Self::at(address, &credentials)?;
+        Ok(Self { store: Some((location.to_owned(), credentials)), ..found })
+    }
+
+    /// After an error: finds the coordinator that has taken over since, if a store said where the last one was.
+    pub(crate) async fn find_again(&mut self) {
+        let Some((location, credentials)) = self.store.clone() else { return };
+        let read = {
+            let location = location.clone();
+            tokio::task::spawn_blocking(move || of_store(&location))
+        };
+        let Ok(Ok(Ok(address))) = tokio::time::timeout(FIND_TIMEOUT, read).await else { return };
+        if address != self.address
+            && let Ok(found) = Self::of_store(address, &location, credentials)
+        {
+            *self = found;
+        }
     }
 
     /// The coordinator at an address.
@@ -278,7 +311,7 @@ impl Coordinator {
         let for_run = ForRun::new(credentials.bearer(), address.run_id.as_deref());
         let for_run = for_run.map_err(|error| bad_input(format!("{}: {error}", address.source)))?;
         let client = JobServiceClient::with_interceptor(channel, for_run);
-        Ok(Self { address, client })
+        Ok(Self { address, client, store: None })
     }
 
     /// Whether the user has named this coordinator, so that no other place may be used instead.

@@ -148,6 +148,7 @@ async fn show(
 /// Sends a request of the user to the coordinator.
 async fn send(mut coordinator: Coordinator, action: UserAction, queue: Sender<Input>) {
     let reason = || "`baton top`".to_owned();
+    coordinator.find_again().await;
     let answer = match action {
         UserAction::Quit => Ok(()),
         UserAction::Checkpoint => coordinator.trigger_checkpoint().await,
@@ -164,7 +165,10 @@ async fn statuses(mut coordinator: Coordinator, queue: Sender<Input>) {
     loop {
         let input = match coordinator.status().await {
             Ok(status) => Input::Status(Box::new(status)),
-            Err(failure) => Input::NoAnswer(failure.message),
+            Err(failure) => {
+                coordinator.find_again().await;
+                Input::NoAnswer(failure.message)
+            }
         };
         if queue.send(input).await.is_err() {
             return;

@@ -40,6 +40,10 @@ impl Programs {
         if args.insecure {
             command.arg("--insecure");
         }
+        // So that the checkpoint store says where it is. On the loopback only, other machines cannot use that.
+        if args.host.is_some() || !args.listen.ip().is_loopback() {
+            command.args(["--host", &host(args)]);
+        }
         if let Some(collector) = &args.otlp_endpoint {
             command.args(["--otlp-endpoint", collector]);
         }
@@ -63,9 +67,8 @@ impl Programs {
     /// The command that starts the agent of a run.
     pub(super) fn agent(&self, args: &Args, run_dir: &Path, coordinator: &str) -> Command {
         let mut command = Command::new(&self.worker);
-        let host = args.host.clone().unwrap_or_else(|| args.listen.ip().to_string());
         command.args(["agent", "--coordinator", coordinator, "--run-dir"]).arg(run_dir);
-        command.args(["--exit-with-parent", "--host", &host]);
+        command.args(["--exit-with-parent", "--host", &host(args)]);
         if let Some(ranks) = args.ranks {
             command.args(["--ranks", &ranks.to_string()]);
         }
@@ -80,6 +83,11 @@ pub(super) enum CoordinatorStart {
     First,
     /// Restart after a crash: they do not apply, because the training since the first start would be lost.
     Restart,
+}
+
+/// Address at which other machines reach this one.
+fn host(args: &Args) -> String {
+    args.host.clone().unwrap_or_else(|| args.listen.ip().to_string())
 }
 
 #[cfg(test)]
@@ -132,6 +140,17 @@ mod tests {
             format!("{common} --resume step-9")
         );
         assert_eq!(coordinator(&resume, CoordinatorStart::Restart), common);
+    }
+
+    #[test]
+    fn a_coordinator_that_other_machines_reach_tells_its_address() {
+        let hosts = |flags: &[&str]| {
+            let command = coordinator(flags, CoordinatorStart::First);
+            command.split_once(" --host ").map(|(_, rest)| rest.to_owned())
+        };
+        assert_eq!(hosts(&[]), None);
+        assert_eq!(hosts(&["--listen", "10.0.0.5:29600"]).unwrap(), "10.0.0.5");
+        assert_eq!(hosts(&["--listen", "0.0.0.0:1", "--host", "n1"]).unwrap(), "n1");
     }
 
     #[test]
