@@ -99,10 +99,15 @@ impl Cluster {
     /// An empty run folder with [`RECIPE`].
     #[must_use]
     pub fn new() -> Self {
-        let folder = tempfile::tempdir().expect("a temporary folder");
         let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/digits");
         let digits = digits.canonicalize().expect("assets/digits");
-        let recipe = RECIPE.replace("DIGITS", &digits.display().to_string());
+        Self::of_recipe(&RECIPE.replace("DIGITS", &digits.display().to_string()))
+    }
+
+    /// An empty run folder with another recipe.
+    #[must_use]
+    pub fn of_recipe(recipe: &str) -> Self {
+        let folder = tempfile::tempdir().expect("a temporary folder");
         fs::write(folder.path().join("recipe.toml"), recipe).expect("the recipe is written");
         Self {
             folder,

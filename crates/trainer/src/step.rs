@@ -14,6 +14,8 @@ use baton_job::{
 };
 use baton_recipe::{JobSpec, guard::BatchMark, spec::Determinism};
 
+use tracing::trace;
+
 use crate::{
     Controls, Error, Leaf, Learner, Update, controls::Votes, inputs::BatchFeed, learner::VOTE,
     suspects::Suspects,
@@ -151,7 +153,7 @@ impl<L: Learner> Stepper<L> {
         for virtual_rank in self.block.clone() {
             let leaf = match abandon {
                 true => None,
-                false => match self.leaf(context, next.scale, &mut suspects) {
+                false => match self.leaf(context, (&next, virtual_rank), &mut suspects) {
                     // A learner that runs ahead cannot abandon a step.
                     Err(error) if !context.ahead && error.failure().class == Class::BadInput => {
                         self.failure = Some(error);
@@ -248,14 +250,14 @@ impl<L: Learner> Stepper<L> {
         }
     }
 
-    /// Contribution of one virtual rank: the sum over its micro-batches. `None` if its data did not arrive before a
+    /// Contribution of one virtual rank to the next step: the sum over its micro-batches. `None` if its data did not arrive before a
     /// stop or a pause was requested.
     ///
     /// A learner that runs ahead makes its update before the votes are known, so it must wait for its data.
     fn leaf(
         &mut self,
         context: &mut StepContext<'_, L>,
-        scale: f32,
+        (next, virtual_rank): (&NextStep, u32),
         suspects: &mut Suspects<L::Loss>,
     ) -> Result<Option<L::Leaf>, Error> {
         let StepContext { learner, feed, controls, .. } = context;
@@ -269,9 +271,11 @@ impl<L: Learner> Stepper<L> {
                 }
             }
             let batch = feed.next()?.ok_or(Error::Bug("the loader ended"))?;
+            let BatchMark { epoch, cursor } = next.batch;
+            trace!(target: "baton::samples", epoch = epoch.0, cursor, virtual_rank, samples = ?batch.samples);
             activity.set(Activity::Computing);
             let mut leaf = self.take_leaf(learner)?;
-            let loss = learner.gradient(&batch, scale, &mut leaf)?;
+            let loss = learner.gradient(&batch, next.scale, &mut leaf)?;
             suspects.note(&batch.samples, loss);
             feed.recycle(batch);
             // The copy runs while the device computes this batch.

@@ -47,7 +47,7 @@ use baton_trainer::{
 };
 
 const SEEDS: u64 = 200;
-const RESNET_SEEDS: u64 = 2;
+const RESNET_SEEDS: u64 = 1;
 const PROGRAM_SEEDS: u64 = 3;
 const FAULTS: usize = 20;
 const VIRTUAL_RANKS: u32 = 4;

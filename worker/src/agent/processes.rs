@@ -2,7 +2,7 @@
 
 use std::{
     collections::HashMap,
-    fs::{self, OpenOptions},
+    fs::{self, File, OpenOptions},
     io,
     os::{fd::OwnedFd, unix::net::UnixStream, unix::process::ExitStatusExt},
     path::PathBuf,
@@ -59,6 +59,11 @@ struct Spare {
 /// Time in which a rank must exit after it has closed its socket; then it is killed.
 const RANK_EXIT_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// Name of the process of a slot, or of the spare.
+fn rank_name(local_rank: Option<LocalRank>) -> String {
+    local_rank.map_or("spare".to_owned(), |local_rank| local_rank.to_string())
+}
+
 impl Processes {
     pub(super) fn new(
         logs: PathBuf,
@@ -66,14 +71,22 @@ impl Processes {
         fabric: Fabric,
         queue: InputQueue,
     ) -> Result<Self, Failure> {
-        fs::create_dir_all(&logs).map_err(|error| {
+        let running = HashMap::new();
+        let new = Self { logs, gpus, fabric, on_gpus: true, queue, running, spare: None };
+        // Without its log no rank can start, and a job should not try with this node.
+        new.open_log(&rank_name(Some(LocalRank(0)))).map_err(|error| {
             bad_input(format!(
                 "log folder {}: {error}; give a writable folder with --run-dir",
-                logs.display()
+                new.logs.display()
             ))
         })?;
-        let running = HashMap::new();
-        Ok(Self { logs, gpus, fabric, on_gpus: true, queue, running, spare: None })
+        Ok(new)
+    }
+
+    fn open_log(&self, name: &str) -> io::Result<File> {
+        // The run folder may have been moved or removed since.
+        fs::create_dir_all(&self.logs)?;
+        OpenOptions::new().create(true).append(true).open(self.log(name))
     }
 
     /// Sets whether the job uses GPUs; if not, its ranks do not have to wait for a free GPU.
@@ -139,14 +152,11 @@ impl Processes {
 
     /// Starts a process that waits for its slot; `local_rank` is that of the slot, or `None` for the spare.
     fn start(&self, local_rank: Option<LocalRank>, setup: Setup) -> std::io::Result<Spare> {
-        let name = local_rank.map_or("spare".to_owned(), |local_rank| local_rank.to_string());
-        let path = self.log(&name);
-        // The run folder may have been moved or removed since.
-        let log = fs::create_dir_all(&self.logs)
-            .and_then(|()| OpenOptions::new().create(true).append(true).open(&path))
-            .map_err(|error| {
-                io::Error::new(error.kind(), format!("its log {}: {error}", path.display()))
-            })?;
+        let name = rank_name(local_rank);
+        let log = self.open_log(&name).map_err(|error| {
+            let path = self.log(&name);
+            io::Error::new(error.kind(), format!("its log {}: {error}", path.display()))
+        })?;
         let (ours, theirs) = UnixStream::pair()?;
         ours.set_nonblocking(true)?;
         let child = Command::new(std::env::current_exe()?)

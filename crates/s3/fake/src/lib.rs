@@ -5,7 +5,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    future::pending,
     io,
     net::SocketAddr,
     pin::Pin,
@@ -14,7 +13,7 @@ use std::{
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     task::{Context, Poll},
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use bytes::Bytes;
@@ -52,6 +51,9 @@ pub const SECRET_KEY: &str = "secret of the user";
 /// Maximum number of entries in one page of a listing.
 const PAGE_ENTRIES: usize = 3;
 
+/// Time between two looks of a stalled request.
+const STALL_POLL_INTERVAL: Duration = Duration::from_millis(20);
+
 /// What happens to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -61,7 +63,7 @@ pub enum Fault {
     Throttled,
     /// The request takes effect, and the connection breaks before the response.
     ResponseLost,
-    /// There is no response and no effect.
+    /// There is no response and no effect until the server recovers.
     Stalled,
 }
 
@@ -84,6 +86,8 @@ struct BucketState {
     uploads: Mutex<BTreeMap<String, BTreeMap<i32, Bytes>>>,
     requests: AtomicUsize,
     fault: Mutex<Option<(Fault, usize)>>,
+    /// Requests that got a fault.
+    struck: AtomicUsize,
     cuts_next_response: AtomicBool,
     ignores_conditions: AtomicBool,
 }
@@ -99,9 +103,15 @@ impl Server {
     /// Starts on a free port.
     #[must_use]
     pub fn start() -> Self {
+        Self::start_on("127.0.0.1")
+    }
+
+    /// Starts on a free port of this address.
+    #[must_use]
+    pub fn start_on(host: &str) -> Self {
         let runtime = Runtime::new().unwrap();
         // Tests that are asynchronous start it too, so nothing may block on the runtime.
-        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let listener = std::net::TcpListener::bind((host, 0)).unwrap();
         listener.set_nonblocking(true).unwrap();
         let address = listener.local_addr().unwrap();
         let bucket = Bucket::default();
@@ -131,6 +141,22 @@ impl Server {
     /// No request gets a fault any more.
     pub fn recovers(&self) {
         *self.bucket.0.fault.lock().unwrap() = None;
+    }
+
+    /// Number of requests that got a fault so far.
+    #[must_use]
+    pub fn struck(&self) -> usize {
+        self.bucket.0.struck.load(Ordering::SeqCst)
+    }
+
+    /// Flips a bit in the middle of an object.
+    pub fn damage(&self, key: &str) {
+        let mut objects = self.bucket.0.objects.lock().unwrap();
+        let stored = objects.get_mut(key).unwrap();
+        let mut bytes = stored.bytes.to_vec();
+        let middle = bytes.len() / 2;
+        bytes[middle] ^= 1;
+        stored.bytes = bytes.into();
     }
 
     /// Environment variables for processes that use this server.
@@ -245,11 +271,21 @@ impl Bucket {
         let state = &*self.0;
         let count = state.requests.fetch_add(1, Ordering::SeqCst) + 1;
         let fault = *state.fault.lock().unwrap();
-        match fault.filter(|(_, every)| count.is_multiple_of(*every)).map(|(fault, _)| fault) {
+        let fault = fault.filter(|(_, every)| count.is_multiple_of(*every)).map(|(fault, _)| fault);
+        if fault.is_some() {
+            state.struck.fetch_add(1, Ordering::SeqCst);
+        }
+        match fault {
             None => work(state).map(S3Response::new),
             Some(Fault::Internal) => Err(s3_error!(InternalError, "injected by the test")),
             Some(Fault::Throttled) => Err(s3_error!(SlowDown, "Please reduce your request rate.")),
-            Some(Fault::Stalled) => pending().await,
+            Some(Fault::Stalled) => {
+                while state.fault.lock().unwrap().is_some_and(|(fault, _)| fault == Fault::Stalled)
+                {
+                    tokio::time::sleep(STALL_POLL_INTERVAL).await;
+                }
+                work(state).map(S3Response::new)
+            }
             Some(Fault::ResponseLost) => {
                 let response = work(state);
                 state.cuts_next_response.store(true, Ordering::SeqCst);
