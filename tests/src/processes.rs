@@ -46,7 +46,13 @@ impl ProcessExit {
     /// Must be created while the process is running.
     #[must_use]
     pub fn of(pid: u32) -> Self {
-        Self(pidfd_open(raw(pid), PidfdFlags::empty()).expect("the process is running"))
+        Self::if_running(pid).expect("the process is running")
+    }
+
+    /// `None` if the process has ended already.
+    #[must_use]
+    pub fn if_running(pid: u32) -> Option<Self> {
+        pidfd_open(raw(pid), PidfdFlags::empty()).ok().map(Self)
     }
 
     /// Waits for the exit.

@@ -256,20 +256,20 @@ impl World {
         self.until("the agent runs ranks", look).await
     }
 
-    /// The coordinator that serves, its host, and whether it is one that the test has started.
-    pub(crate) async fn coordinator(&self) -> (u32, usize, bool) {
+    /// The process of the coordinator that serves, and whether it is one that the test has started.
+    pub(crate) async fn coordinator(&self) -> (u32, bool) {
         let look = async || {
             let lease = self.lease().await?;
             if let Some(first) = &self.first
                 && Path::new(&lease.run_dir) == first.run_dir
             {
-                return first.child.id().map(|pid| (pid, first.host, true));
+                return first.child.id().map(|pid| (pid, true));
             }
             let host = (1..=HOSTS).find(|host| {
                 lease.run_dir.starts_with(&self.agent_dir(*host).display().to_string())
             })?;
             let pid = self.children_of(host, "baton-coordinator").last().copied()?;
-            Some((pid, host, false))
+            Some((pid, false))
         };
         self.until("a coordinator serves", look).await
     }
@@ -283,8 +283,17 @@ impl World {
         }
     }
 
+    /// Once another coordinator has the lease, the first one must end.
+    pub(crate) async fn replaced_coordinator_ends(&mut self) {
+        let Some(lease) = self.lease().await else { return };
+        if self.first.as_ref().is_some_and(|first| Path::new(&lease.run_dir) != first.run_dir) {
+            let ended = self.first_coordinator_ends().await.unwrap();
+            assert_eq!(ended.code(), Some(i32::from(exit::BAD_INPUT)), "{}", self.tail());
+        }
+    }
+
     /// The end of the first coordinator, if it still runs.
-    pub(crate) async fn first_coordinator_ends(&mut self) -> Option<ExitStatus> {
+    async fn first_coordinator_ends(&mut self) -> Option<ExitStatus> {
         let mut first = self.first.take()?;
         Some(self.end_of("the coordinator", &mut first.child).await)
     }
@@ -294,8 +303,7 @@ impl World {
         let agent = self.host(host).agent.take();
         if let Some(mut agent) = agent {
             let below = agent.id().map(children).unwrap_or_default();
-            let below: Vec<_> =
-                below.into_iter().filter(|pid| is_alive(*pid)).map(ProcessExit::of).collect();
+            let below: Vec<_> = below.into_iter().filter_map(ProcessExit::if_running).collect();
             in_time("the agent ends", agent.kill()).await.unwrap();
             for child in below {
                 in_time("it ends with its agent", child.wait()).await;
