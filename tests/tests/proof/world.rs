@@ -453,10 +453,11 @@ impl World {
         Some(answer.ok()?.ok()?.into_inner())
     }
 
-    /// Waits until all ranks train in a generation after this one, and the loss of the coordinator would be noticed.
-    /// Returns the generation and the step.
+    /// Waits until all ranks have made a step in a generation after this one, and the loss of the coordinator would be
+    /// noticed. Without steps between its faults, a host would be taken for a bad one. Returns the generation and the step.
     pub(crate) async fn all_train(&self, after: u64) -> (u64, u64) {
         let all = self.ranks() as usize;
+        let mut first = (0, 0);
         let look = async || {
             let status = self.status().await?;
             assert!(
@@ -467,9 +468,14 @@ impl World {
             );
             let trains = status.phase() == Phase::Training && status.ranks.len() == all;
             let step = status.latest.as_ref()?.step;
+            if trains && first.0 != status.generation {
+                first = (status.generation, step);
+            }
+            let has_progress = step > first.1;
             let lease = self.lease().await?;
             let is_renewed = lease.renews && !lease.released && lease.renewals > 1;
-            (trains && is_renewed && status.generation > after).then_some((status.generation, step))
+            (trains && has_progress && is_renewed && status.generation > after)
+                .then_some((status.generation, step))
         };
         self.until(&format!("{all} ranks train in a generation after {after}"), look).await
     }
