@@ -126,7 +126,7 @@ async fn strike(world: &mut World, Fault { kind, host, after }: Fault, generatio
             generation
         }
         Kind::StoreFails => store_disturbed(world, StoreFault::Internal, 2).await,
-        Kind::StoreStalls => store_disturbed(world, StoreFault::Stalled, 1).await,
+        Kind::StoreStalls => store_disturbed(world, StoreFault::Delayed, 1).await,
         Kind::StoreDamages => {
             // Another one must be there: a job whose only checkpoint is damaged does not begin anew.
             for count in 1..=2 {

@@ -5,6 +5,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    future::pending,
     io,
     net::SocketAddr,
     pin::Pin,
@@ -51,8 +52,8 @@ pub const SECRET_KEY: &str = "secret of the user";
 /// Maximum number of entries in one page of a listing.
 const PAGE_ENTRIES: usize = 3;
 
-/// Time between two looks of a stalled request.
-const STALL_POLL_INTERVAL: Duration = Duration::from_millis(20);
+/// Time between two looks of a delayed request.
+const DELAY_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// What happens to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,8 +64,10 @@ pub enum Fault {
     Throttled,
     /// The request takes effect, and the connection breaks before the response.
     ResponseLost,
-    /// There is no response and no effect until the server recovers.
+    /// There is no response and no effect.
     Stalled,
+    /// There is no response and no effect until the server recovers.
+    Delayed,
 }
 
 /// The server; it ends when it is dropped.
@@ -279,10 +282,11 @@ impl Bucket {
             None => work(state).map(S3Response::new),
             Some(Fault::Internal) => Err(s3_error!(InternalError, "injected by the test")),
             Some(Fault::Throttled) => Err(s3_error!(SlowDown, "Please reduce your request rate.")),
-            Some(Fault::Stalled) => {
-                while state.fault.lock().unwrap().is_some_and(|(fault, _)| fault == Fault::Stalled)
+            Some(Fault::Stalled) => pending().await,
+            Some(Fault::Delayed) => {
+                while state.fault.lock().unwrap().is_some_and(|(fault, _)| fault == Fault::Delayed)
                 {
-                    tokio::time::sleep(STALL_POLL_INTERVAL).await;
+                    tokio::time::sleep(DELAY_POLL_INTERVAL).await;
                 }
                 work(state).map(S3Response::new)
             }
