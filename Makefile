@@ -135,7 +135,7 @@ bench-loader: build ## compare the data loader with the real ffcv; ARGS="--round
 	scripts/bench-loader/run.sh $(ARGS)
 
 .PHONY: chaos
-chaos: build ## fault injection: 500 kills during saves, 5,000 histories of ranks, 200 faults of real processes, then `proof`; 3 hours
+chaos: build ## fault injection: 500 kills during saves, 5,000 histories of ranks, 200 faults of real processes, then `proof`; hours
 	BATON_TEST_KILLS=500 cargo test --package baton-checkpoint --test kills -- --nocapture
 	BATON_CHAOS_SEEDS=5000 cargo test --package baton-trainer --test chaos -- --nocapture
 	BATON_CHAOS_FAULTS=100 cargo test --package baton-tests --test chaos -- --nocapture

@@ -275,12 +275,11 @@ fn has_ended_elsewhere(
     let access = BucketAccess {
         request_timeout: LEASE_TIMEOUT,
         retry_timeout: Duration::ZERO,
-        ..BucketAccess::default()
+        ..store_access()
     };
     let store = Store::open_existing_with(&store_location(spec, &args.run_dir), &access);
     let Ok(Some(newest)) = store.and_then(|store| store.lease()) else { return false };
-    let is_over = newest.renewals > 0 && !newest.renews && !newest.released;
-    is_over && newest.job == job && newest.folder != place.lease(job).folder
+    newest.is_over() && newest.job == job && newest.folder != place.lease(job).folder
 }
 
 /// Refuses the run folder of a job that another coordinator has continued since, with the journal's copy.

@@ -2,18 +2,19 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use baton_job::exit;
 use baton_proto::v1::{get_status_response::Phase, watch_events_response::Kind};
-use baton_tests::{Cluster, binary, kill, stop, wake};
+use baton_tests::{Cluster, binary, in_time, kill, stop, wake};
+use tokio::io::{AsyncBufReadExt, BufReader};
 
 /// A run whose checkpoints are outside of the run folder, with a coordinator and a rank on each of three nodes.
 async fn three_nodes(store: &tempfile::TempDir) -> Cluster {
     let mut cluster = Cluster::endless()
         .set("checkpoint.every_steps=50")
         .set(&format!("checkpoint.dir={}", store.path().display()));
-    cluster.start_coordinator(&[]).await;
+    cluster.start_coordinator(&["--host", "127.0.0.1"]).await;
     for node in ["a", "b", "c"] {
         cluster.start_agent(node, 1);
     }
@@ -38,6 +39,12 @@ async fn one_node_after_another_serves_the_job_and_no_step_is_made_again() {
     let mut cluster = three_nodes(&store).await;
     cluster.events().await.saved_at(1).await;
     let (generation, step) = train(&cluster, 3).await;
+    // It follows the job from one coordinator to the next.
+    let mut watch = tokio::process::Command::new(binary("baton"));
+    watch.args(["watch", "--json", "--store"]).arg(store.path());
+    let mut watch = watch.stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
+    let mut watched = BufReader::new(watch.stdout.take().unwrap()).lines();
+    in_time("`baton watch` prints an event", watched.next_line()).await.unwrap().unwrap();
     cluster.kill_coordinator().await;
 
     cluster.taken_over(2).await;
@@ -70,7 +77,14 @@ async fn one_node_after_another_serves_the_job_and_no_step_is_made_again() {
     assert!(recoveries.len() >= 2 && recoveries.iter().all(|lost| *lost == 0), "{recoveries:?}");
     cluster.end().await;
 
-    // The same command in the first run folder goes on with the job, and knows what happened elsewhere.
+    let mut seen = String::new();
+    while let Some(line) = in_time("`baton watch` ends", watched.next_line()).await.unwrap() {
+        seen += &line;
+    }
+    assert_eq!(seen.matches("\"coordinator_moved\"").count(), 2, "{seen}");
+    assert!(seen.contains("\"ended\"") && watch.wait().await.unwrap().success(), "{seen}");
+
+    // The same command in the first run folder continues the job, and knows what happened elsewhere.
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("a", 2);
     let mut events = cluster.events().await;

@@ -49,6 +49,12 @@ impl CoordinatorLease {
         format!("{LEASES}/{number:06}{EXTENSION}")
     }
 
+    /// Whether its holder has ended together with the job. One that was never renewed says nothing about that.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.renewals > 0 && !self.renews && !self.released
+    }
+
     fn to_bytes(&self) -> Vec<u8> {
         format!("{}\n", serde_json::json!(self)).into_bytes()
     }

@@ -252,13 +252,13 @@ impl Coordinator {
         let credentials = flags.access.credentials(variable).map_err(bad_input)?;
         let address = find(flags, variable(COORDINATOR_VARIABLE).as_deref(), Path::new(RUNS))?;
         match &flags.store {
-            Some(location) => Self::of_store(address, location, credentials),
+            Some(location) => Self::named_by(address, location, credentials),
             None => Self::at(address, &credentials),
         }
     }
 
     /// The coordinator that this store names.
-    fn of_store(
+    fn named_by(
         address: Address,
         location: &str,
         credentials: ClientCredentials,
@@ -274,7 +274,7 @@ impl Coordinator {
         Ok(Self { store: Some((location.to_owned(), credentials)), ..found })
     }
 
-    /// After an error: finds the coordinator that has taken over since, if a store said where the last one was.
+    /// Finds the coordinator that has taken over since, if a store said where the last one was.
     pub(crate) async fn find_again(&mut self) {
         let Some((location, credentials)) = self.store.clone() else { return };
         let read = {
@@ -283,7 +283,7 @@ impl Coordinator {
         };
         let Ok(Ok(Ok(address))) = tokio::time::timeout(FIND_TIMEOUT, read).await else { return };
         if address != self.address
-            && let Ok(found) = Self::of_store(address, &location, credentials)
+            && let Ok(found) = Self::named_by(address, &location, credentials)
         {
             *self = found;
         }
@@ -335,9 +335,16 @@ impl Coordinator {
         Ok(format!("{name} at {url} ({source})"))
     }
 
+    /// After an error the next call goes to the coordinator that has taken over, if there is one.
     pub(crate) async fn status(&mut self) -> Result<GetStatusResponse, Failure> {
-        let answer = self.client.get_status(GetStatusRequest {}).await;
-        Ok(answer.map_err(|status| self.explain(&status))?.into_inner())
+        match self.client.get_status(GetStatusRequest {}).await {
+            Ok(answer) => Ok(answer.into_inner()),
+            Err(status) => {
+                let failure = self.explain(&status);
+                self.find_again().await;
+                Err(failure)
+            }
+        }
     }
 
     pub(crate) async fn drain(&mut self, reason: String) -> Result<(), Failure> {

@@ -13,7 +13,6 @@ use baton_job::{
     message::{Activity, StepReport},
 };
 use baton_recipe::{JobSpec, guard::BatchMark, spec::Determinism};
-
 use tracing::trace;
 
 use crate::{
@@ -250,7 +249,7 @@ impl<L: Learner> Stepper<L> {
         }
     }
 
-    /// Contribution of one virtual rank to the next step: the sum over its micro-batches. `None` if its data did not arrive before a
+    /// Contribution of one virtual rank: the sum over its micro-batches. `None` if its data did not arrive before a
     /// stop or a pause was requested.
     ///
     /// A learner that runs ahead makes its update before the votes are known, so it must wait for its data.

@@ -50,11 +50,12 @@ pub(crate) enum Kind {
     ClockJumps,
     /// All processes are killed.
     AllKilled,
-    /// The job is drained, and goes on with other numbers of ranks.
+    /// The job is drained, and continues with other numbers of ranks.
     WorldChanged,
 }
 
-const KINDS: [(&str, Kind); 21] = [
+/// All kinds with their names.
+pub(crate) const KINDS: [(&str, Kind); 21] = [
     ("rank-killed", Kind::RankKilled),
     ("rank-stopped", Kind::RankStopped),
     ("agent-killed", Kind::AgentKilled),

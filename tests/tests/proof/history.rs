@@ -10,7 +10,7 @@ use baton_tests::{kill, stop, terminate, wake};
 use crate::{
     fault::{Fault, HOSTS, Kind},
     namespaces::{address, ip},
-    world::{Outcome, World, kill_if_alive, traffic_control},
+    world::{Outcome, World, traffic_control},
 };
 
 /// Ranks of the hosts; the numbers change from run to run.
@@ -66,7 +66,7 @@ async fn strike(world: &mut World, Fault { kind, host, after }: Fault, generatio
             if is_first {
                 world.kill_first_coordinator(None).await;
             } else {
-                kill_if_alive(pid);
+                kill(pid);
             }
             replaced(world, lease).await;
             0

@@ -18,7 +18,7 @@ use baton_proto::v1::{
     get_status_response::Phase, job_service_client::JobServiceClient,
     watch_events_response::Kind as EventKind,
 };
-use baton_tests::{Cluster, ProcessExit, binary, children, in_time, kill, state_of};
+use baton_tests::{Cluster, ProcessExit, binary, children, in_time, state_of};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::{Child, Command},
@@ -49,22 +49,16 @@ pub(crate) struct Host {
     pub(crate) ranks: u32,
 }
 
-/// A coordinator that this test has started, not an agent.
-struct FirstCoordinator {
-    child: Child,
-    host: usize,
-    run_dir: PathBuf,
-}
-
 pub(crate) struct World {
     folder: tempfile::TempDir,
     pub(crate) server: Server,
     store: Arc<Store>,
     settings: Vec<String>,
     hosts: BTreeMap<usize, Host>,
-    first: Option<FirstCoordinator>,
-    /// The folder of the last first coordinator, with its host, which may start there again.
-    last_place: Option<(usize, PathBuf)>,
+    /// The coordinator that this test has started, not an agent.
+    first: Option<Child>,
+    /// The host and the run folder of the last one that this test has started, where it may start again.
+    place: Option<(usize, PathBuf)>,
     /// The last coordinator that the test has started.
     url: String,
     /// Number of coordinators that the test has started.
@@ -104,7 +98,7 @@ impl World {
             settings: vec![format!("checkpoint.dir={location}")],
             hosts: BTreeMap::new(),
             first: None,
-            last_place: None,
+            place: None,
             url: String::new(),
             starts: 0,
         };
@@ -193,7 +187,7 @@ impl World {
                 && folder.exists()
         };
         let is_lost = lease.as_ref().is_some_and(|lease| lease.renews && !lease.released);
-        let again = self.last_place.clone().filter(is_own);
+        let again = self.place.clone().filter(is_own);
         self.starts += 1;
         let new = || (host, self.coordinator_disk(host).join(self.starts.to_string()));
         let is_elsewhere = is_lost && again.is_none();
@@ -215,8 +209,8 @@ impl World {
         let served = in_time("the coordinator serves", lines.next_line()).await.unwrap();
         assert!(served.is_some(), "a coordinator did not start:\n{}", self.tail());
         self.url = format!("http://{}", served.unwrap());
-        self.last_place = Some((host, run_dir.clone()));
-        self.first = Some(FirstCoordinator { child, host, run_dir });
+        self.place = Some((host, run_dir));
+        self.first = Some(child);
     }
 
     pub(crate) fn start_agent(&mut self, host: usize) {
@@ -260,10 +254,8 @@ impl World {
     pub(crate) async fn coordinator(&self) -> (u32, bool) {
         let look = async || {
             let lease = self.lease().await?;
-            if let Some(first) = &self.first
-                && Path::new(&lease.run_dir) == first.run_dir
-            {
-                return first.child.id().map(|pid| (pid, true));
+            if let Some(first) = self.first.as_ref().filter(|_| self.is_first(&lease)) {
+                return first.id().map(|pid| (pid, true));
             }
             let host = (1..=HOSTS).find(|host| {
                 lease.run_dir.starts_with(&self.agent_dir(*host).display().to_string())
@@ -276,17 +268,20 @@ impl World {
 
     /// Kills the first coordinator, if it still runs on this host.
     pub(crate) async fn kill_first_coordinator(&mut self, host: Option<usize>) {
-        if let Some(mut first) =
-            self.first.take_if(|first| host.is_none_or(|host| host == first.host))
-        {
-            in_time("the coordinator ends", first.child.kill()).await.unwrap();
+        let is_here = host.is_none_or(|host| self.place.as_ref().is_some_and(|at| at.0 == host));
+        if let Some(mut first) = self.first.take_if(|_| is_here) {
+            in_time("the coordinator ends", first.kill()).await.unwrap();
         }
+    }
+
+    fn is_first(&self, lease: &CoordinatorLease) -> bool {
+        self.place.as_ref().is_some_and(|(_, run_dir)| Path::new(&lease.run_dir) == run_dir)
     }
 
     /// Once another coordinator has the lease, the first one must end.
     pub(crate) async fn replaced_coordinator_ends(&mut self) {
         let Some(lease) = self.lease().await else { return };
-        if self.first.as_ref().is_some_and(|first| Path::new(&lease.run_dir) != first.run_dir) {
+        if self.first.is_some() && !self.is_first(&lease) {
             let ended = self.first_coordinator_ends().await.unwrap();
             assert_eq!(ended.code(), Some(i32::from(exit::BAD_INPUT)), "{}", self.tail());
         }
@@ -295,7 +290,7 @@ impl World {
     /// The end of the first coordinator, if it still runs.
     async fn first_coordinator_ends(&mut self) -> Option<ExitStatus> {
         let mut first = self.first.take()?;
-        Some(self.end_of("the coordinator", &mut first.child).await)
+        Some(self.end_of("the coordinator", &mut first).await)
     }
 
     /// Kills an agent, and waits until its children have ended with it.
@@ -667,17 +662,6 @@ fn compile_clock(folder: &Path) {
     compiler.args(["-O1", "-shared", "-fPIC", "-o"]).arg(folder.join("clock.so")).arg(source);
     let ended = compiler.output().unwrap();
     assert!(ended.status.success(), "{ended:?}");
-}
-
-fn is_alive(pid: u32) -> bool {
-    Path::new(&format!("/proc/{pid}")).exists()
-}
-
-/// Kills a process that may have ended already.
-pub(crate) fn kill_if_alive(pid: u32) {
-    if is_alive(pid) {
-        kill(pid);
-    }
 }
 
 /// Runs `tc` on the link of a host; returns what it printed.

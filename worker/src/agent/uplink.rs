@@ -140,7 +140,7 @@ impl Uplink {
 
     /// Starts a connection; `Connected` or `Disconnected` follows in the queue.
     pub(super) fn connect(&mut self) {
-        // Its last event may still be in the queue.
+        // There is one stream at a time: this call may follow the end of an older one, which was still in the queue.
         self.end_stream();
         let (outbox, messages) = mpsc::unbounded_channel();
         self.outbox = Some(outbox);

@@ -55,7 +55,6 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
                 if since.elapsed() >= RECONNECT_TIMEOUT {
                     return Err(failure);
                 }
-                coordinator.find_again().await;
             }
             Err(failure) => return Err(failure),
         }

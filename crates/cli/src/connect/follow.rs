@@ -83,13 +83,12 @@ impl<F: Feed> Follow<F> {
             };
             let was_open = self.stream.take().is_some();
             let elapsed = self.outage_continues(was_open, reconnect_timeout);
+            let failure = self.coordinator.explain(&status);
+            // Also if this fails: the caller may try again.
+            self.coordinator.find_again().await;
             if is_permanent(&status) || elapsed >= reconnect_timeout {
-                let failure = self.coordinator.explain(&status);
-                // The caller may try again.
-                self.coordinator.find_again().await;
                 return Err(failure);
             }
-            self.coordinator.find_again().await;
             tokio::time::sleep(RETRY_INTERVAL).await;
         }
     }

@@ -165,10 +165,7 @@ async fn statuses(mut coordinator: Coordinator, queue: Sender<Input>) {
     loop {
         let input = match coordinator.status().await {
             Ok(status) => Input::Status(Box::new(status)),
-            Err(failure) => {
-                coordinator.find_again().await;
-                Input::NoAnswer(failure.message)
-            }
+            Err(failure) => Input::NoAnswer(failure.message),
         };
         if queue.send(input).await.is_err() {
             return;

@@ -67,13 +67,6 @@ pub(super) struct Lifecycle {
 }
 
 impl Lifecycle {
-    /// Waits at least until then for the agents of the coordinator before.
-    pub(super) fn wait_for_agents_until(&mut self, time: Time) {
-        if let Phase::Reattaching { until, .. } = &mut self.phase {
-            *until = time.max(*until);
-        }
-    }
-
     /// The state before the first generation.
     pub(super) fn new(first: Generation, now: Time) -> Self {
         Self {
@@ -98,6 +91,13 @@ impl Lifecycle {
         self.phase = phase;
         self.since = now;
         self.reason = reason;
+    }
+
+    /// Waits at least until then for the agents of the coordinator before.
+    pub(super) fn wait_for_agents_until(&mut self, time: Time) {
+        if let Phase::Reattaching { until, .. } = &mut self.phase {
+            *until = time.max(*until);
+        }
     }
 
     /// How the job ended, if it is over.
