@@ -193,18 +193,22 @@ bench-step: build ## compare a training step with PyTorch DDP on the CPU; ARGS="
 	scripts/bench-step/run.sh $(ARGS)
 
 # A GPU machine needs neither Rust nor this build: it gets a stripped worker and PyTorch's libraries.
-.PHONY: gpu-worker
-gpu-worker: build ## a stripped worker for a GPU machine without Rust: target/gpu/baton-worker; copy it there with scripts/gpu/
+.PHONY: gpu-programs
+gpu-programs: build ## stripped programs for a GPU machine without Rust: target/gpu/; copy them there with scripts/gpu/
 	mkdir -p target/gpu
-	strip -o target/gpu/baton-worker $(BIN)/baton-worker
+	for program in baton baton-coordinator baton-worker; do strip -o target/gpu/$$program $(BIN)/$$program; done
 
 .PHONY: gpu-check
-gpu-check: gpu-worker ## check CUDA, NCCL and libtorch on this machine's GPUs
+gpu-check: gpu-programs ## check CUDA, NCCL and libtorch on this machine's GPUs
 	scripts/gpu/check.sh target/gpu/baton-worker
 
 .PHONY: gpu-bench
-gpu-bench: gpu-worker ## compare a training step on this machine's GPU with PyTorch, eager and compiled; ARGS="--rounds 1" for a quick run
+gpu-bench: gpu-programs ## compare a training step on this machine's GPU with PyTorch, eager and compiled; ARGS="--rounds 1" for a quick run
 	scripts/gpu/bench.sh target/gpu/baton-worker $(ARGS)
+
+.PHONY: gpu-first-hour
+gpu-first-hour: gpu-programs ## measure first what matters most on this machine's GPU, a part at a time; ARGS="check job" names parts
+	scripts/gpu/first-hour.sh target/gpu target/gpu/results $(ARGS)
 
 .PHONY: compat-run
 compat-run: build ## add a run of this version to tests/compat, for compatibility tests of later versions; NAME=0.2.0

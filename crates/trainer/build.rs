@@ -21,7 +21,8 @@ fn main() {
 
 /// Uses the same settings as torch-sys for its own file.
 fn compile(libraries: &Path) {
-    const SOURCES: [&str; 4] = [
+    const SOURCES: [&str; 5] = [
+        "src/torch/context.cpp",
         "src/torch/decoder/dropout.cpp",
         "src/torch/fused/batch_norm.cpp",
         "src/torch/program/executor.cpp",

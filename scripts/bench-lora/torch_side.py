@@ -1,6 +1,7 @@
 """PyTorch's side of the LoRA bench: transformers and PEFT with DDP over gloo, as their users write it.
 
-    torchrun --nproc-per-node 2 torch_side.py --checkpoint FILE [--data FILE] [--nf4] [--device cuda]
+    torchrun --nproc-per-node 2 torch_side.py --checkpoint FILE [--data FILE] [--model FOLDER] [--batch N] [--nf4]
+        [--device cuda]
 
 Trains until it is killed; FILE is not used. Rank 0 prints a line per finished step: seconds since 1970, the step, and
 its process. Each batch is padded to its longest text. With --nf4 bitsandbytes quantises the model, and the layers are
@@ -37,6 +38,8 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--data", type=Path, default=TRAIN)
+    parser.add_argument("--model", type=Path, default=MODEL)
+    parser.add_argument("--batch", type=int, default=BATCH)
     parser.add_argument("--nf4", action="store_true")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     arguments = parser.parse_args()
@@ -52,17 +55,17 @@ def main():
         bnb_4bit_compute_dtype=dtype,
     )
     kind = {"quantization_config": nf4, "device_map": device} if arguments.nf4 else {}
-    model = transformers.AutoModelForCausalLM.from_pretrained(MODEL, dtype=dtype, **kind)
+    model = transformers.AutoModelForCausalLM.from_pretrained(arguments.model, dtype=dtype, **kind)
     model = prepare_model_for_kbit_training(model) if arguments.nf4 else model.to(device)
     lora = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear", task_type="CAUSAL_LM")
     model = get_peft_model(model, lora).train()
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     parallel = torch.nn.parallel.DistributedDataParallel(model)
     rule = torch.optim.AdamW(trained, lr=LR, weight_decay=0.0)
-    samples = texts.read(arguments.data, STEPS * BATCH * world)
+    samples = texts.read(arguments.data, STEPS * arguments.batch * world)
     for step in range(STEPS):
-        start = (step * world + rank) * BATCH
-        texts_of_rank = {name: rows.to(device) for name, rows in batch(samples[start : start + BATCH]).items()}
+        start = (step * world + rank) * arguments.batch
+        texts_of_rank = {name: rows.to(device) for name, rows in batch(samples[start : start + arguments.batch]).items()}
         with torch.autocast(arguments.device, torch.bfloat16, enabled=on_gpu):
             loss = parallel(**texts_of_rank).loss
         loss.backward()

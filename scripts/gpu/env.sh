@@ -28,7 +28,7 @@ fi
 if [ ! -e /proc/driver/nvidia/version ] && ! nvidia-smi -L >/dev/null 2>&1; then
     fail "no NVIDIA driver here" "run this on a GPU machine, with scripts/gpu/ and the worker copied over"
 fi
-[ -x "$worker" ] || fail "no worker at '$worker'" "run 'make gpu-worker' where Baton was built, and copy it here"
+[ -x "$worker" ] || fail "no worker at '$worker'" "run 'make gpu-programs' where Baton was built, and copy it here"
 # The build machine's C library must not be newer than this one's.
 if unmet="$(ldd "$worker" 2>&1 | grep -o 'GLIBC[A-Z]*_[0-9.]*. not found')"; then
     fail "$worker was built on a newer system than this (${unmet%%$'\n'*})" "build it on this system's release"

@@ -156,7 +156,7 @@ def arguments():
         parser.error(f"--sides '{options.sides}': give numbers of pixels, as 160,192,224")
     options.worker = options.worker.absolute()
     if not os.access(options.worker, os.X_OK):
-        parser.error(f"no worker at '{options.worker}'; run: make gpu-worker")
+        parser.error(f"no worker at '{options.worker}'; run: make gpu-programs")
     if not options.data.is_file():
         parser.error(f"no beton file at '{options.data}'; set one with --data")
     return options

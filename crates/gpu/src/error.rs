@@ -33,6 +33,9 @@ pub enum Error {
         /// The compiler's messages; empty for other errors.
         log: String,
     },
+    /// CUPTI does not report the calls of this process.
+    #[error("CUPTI does not report calls to CUDA: end other profilers of this process")]
+    CallsNotReported,
     /// A kernel cannot run on the host.
     #[error("kernel {name}: {problem}")]
     HostKernel {

@@ -9,7 +9,7 @@
 //! | [`Uploads`] | copies of inputs to the device while it computes on earlier ones |
 //! | [`DeviceSnapshot`] | a copy of the device's state that the host reads later |
 //! | [`Readback`] | an asynchronous copy of a few numbers to the host |
-//! | [`HostWaits`] | counts the calls in which the host waits for the device, to check that there are none |
+//! | [`CudaCalls`] | counts the calls in which the host waits for the device, to check that there are none, and the launches |
 //! | [`kernels`] | our own kernels, on a GPU or on the host |
 //! | [`module`] | CUDA C that is compiled at run time |
 //!
@@ -20,6 +20,7 @@
 //! replace it with `baton-fake-gpu`, which does queued work late and in any order that CUDA allows.
 
 mod add;
+mod calls;
 mod device;
 mod device_snapshot;
 mod error;
@@ -29,9 +30,9 @@ pub mod module;
 mod readback;
 mod stream;
 mod uploads;
-mod waits;
 
 pub use add::Adder;
+pub use calls::CudaCalls;
 pub use device::Device;
 pub use device_snapshot::DeviceSnapshot;
 pub use error::Error;
@@ -39,4 +40,3 @@ pub use memory::{DeviceMemory, Pinned, copy, copy_in, copy_out};
 pub use readback::Readback;
 pub use stream::{Stream, StreamEvent};
 pub use uploads::{Ticket, Uploads};
-pub use waits::HostWaits;

@@ -2,6 +2,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
+use std::ptr;
 
 use cudarc::driver::{result, sys};
 
@@ -102,8 +103,14 @@ impl StreamEvent {
     /// # Errors
     /// The device failed.
     pub fn new(device: Device) -> Result<Self, Error> {
+        // A thread that waits sleeps: the core can decode images meanwhile.
+        const FLAGS: u32 = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32
+            | sys::CUevent_flags::CU_EVENT_BLOCKING_SYNC as u32;
         device.make_current()?;
-        let raw = result::event::create(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+        let mut raw = ptr::null_mut();
+        // SAFETY: the output variable outlives the call.
+        unsafe { sys::cuEventCreate(&raw mut raw, FLAGS) }
+            .result()
             .map_err(failed("cuEventCreate"))?;
         Ok(Self { device, raw })
     }

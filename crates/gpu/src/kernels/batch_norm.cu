@@ -12,6 +12,8 @@ static const int THREADS = 256;
 // Channels and lanes of such a block in the second step.
 static const int COLUMNS = 32;
 static const int LANES = THREADS / COLUMNS;
+// Chunks whose results a lane of the second step loads at once: a load takes much longer than the arithmetic.
+static const int AHEAD = 16;
 
 // State of Welford's method for some values.
 struct Moments {
@@ -112,6 +114,18 @@ template <class T, int V> __device__ void moments_of_chunks(const BatchNorm &n) 
     }
 }
 
+// The results of a lane's next AHEAD chunks, from `first`; zeros after the last chunk.
+__device__ inline void load_partial(const BatchNorm &n, long long channel, long long first,
+                                    float (&plain)[AHEAD], float (&other)[AHEAD]) {
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+        const long long chunk = first + i * LANES;
+        const float *partial = n.workspace + chunk * 2 * n.shape.channels + channel;
+        plain[i] = chunk < n.chunks ? partial[0] : 0.0f;
+        other[i] = chunk < n.chunks ? partial[n.shape.channels] : 0.0f;
+    }
+}
+
 // Forward, step 2: the moments of all rows. A block has COLUMNS channels and LANES lanes of chunks.
 __device__ inline void moments_of_all(const BatchNorm &n) {
     __shared__ Moments lanes[LANES][COLUMNS];
@@ -119,10 +133,15 @@ __device__ inline void moments_of_all(const BatchNorm &n) {
 
     Moments found = {0.0f, 0.0f, 0.0f};
     if (channel < n.shape.channels) {
-        for (long long chunk = threadIdx.y; chunk < n.chunks; chunk += LANES) {
-            const float *partial = n.workspace + chunk * 2 * n.shape.channels + channel;
-            const float count = (float)least(n.chunk_rows, n.shape.rows - chunk * n.chunk_rows);
-            found = together(found, {count, partial[0], partial[n.shape.channels]});
+        for (long long first = threadIdx.y; first < n.chunks; first += AHEAD * LANES) {
+            float means[AHEAD], squares[AHEAD];
+            load_partial(n, channel, first, means, squares);
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) {
+                const long long start = (first + i * LANES) * n.chunk_rows;
+                const float count = (float)least(n.chunk_rows, n.shape.rows - start);
+                if (count > 0.0f) found = together(found, {count, means[i], squares[i]});
+            }
         }
     }
     lanes[threadIdx.y][threadIdx.x] = found;
@@ -226,10 +245,16 @@ __device__ inline void sums_of_all(const BatchNorm &n) {
 
     float sum = 0.0f, product = 0.0f;
     if (channel < n.shape.channels) {
-        for (long long chunk = threadIdx.y; chunk < n.chunks; chunk += LANES) {
-            const float *partial = n.workspace + chunk * 2 * n.shape.channels + channel;
-            sum += partial[0];
-            product += partial[n.shape.channels];
+        for (long long first = threadIdx.y; first < n.chunks; first += AHEAD * LANES) {
+            float sums[AHEAD], products[AHEAD];
+            load_partial(n, channel, first, sums, products);
+#pragma unroll
+            for (int i = 0; i < AHEAD; i++) {
+                if (first + i * LANES < n.chunks) {
+                    sum += sums[i];
+                    product += products[i];
+                }
+            }
         }
     }
     plain[threadIdx.y][threadIdx.x] = sum;

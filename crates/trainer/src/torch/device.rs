@@ -51,9 +51,29 @@ pub fn open(spec: &JobSpec, local_rank: LocalRank) -> Result<Device, Error> {
         DeviceChoice::Auto | DeviceChoice::Cuda => gpus(),
     };
     let device = choose(spec.cluster.device, local_rank, found).map_err(Error::Device)?;
-    // cuDNN's benchmark mode times algorithms and may choose differently in each run.
-    Cuda::cudnn_set_benchmark(spec.precision.determinism == Determinism::Fast);
+    set_determinism(spec.precision.determinism);
     Ok(device)
+}
+
+/// With `strict`, cuDNN computes the same bits each time.
+fn set_determinism(determinism: Determinism) {
+    let fast = determinism == Determinism::Fast;
+    // This mode times algorithms and may choose differently in each run.
+    Cuda::cudnn_set_benchmark(fast);
+    // By default libtorch also takes algorithms that add in any order, for gradients of convolutions.
+    // SAFETY: sets a flag of the process.
+    #[allow(unsafe_code)]
+    unsafe {
+        baton_set_cudnn_deterministic(!fast);
+    }
+}
+
+// Defined in context.cpp.
+#[allow(unsafe_code)]
+unsafe extern "C" {
+    fn baton_set_cudnn_deterministic(deterministic: bool);
+    #[cfg(test)]
+    fn baton_cudnn_is_deterministic() -> bool;
 }
 
 /// Sets the number of libtorch threads inside one operation. Between operations libtorch gets one thread, because
@@ -245,6 +265,16 @@ mod tests {
     fn more_local_ranks_than_gpus_are_refused() {
         let error = refused(DeviceChoice::Auto, 2, GpuSearch::Gpus(2));
         assert!(error.contains("local rank 2") && error.contains("at most 2"), "{error}");
+    }
+
+    #[test]
+    #[allow(unsafe_code)]
+    fn strict_allows_cudnn_only_algorithms_that_repeat_their_bits() {
+        for (determinism, expected) in [(Determinism::Strict, true), (Determinism::Fast, false)] {
+            set_determinism(determinism);
+            // SAFETY: reads a flag of the process.
+            assert_eq!(unsafe { baton_cudnn_is_deterministic() }, expected);
+        }
     }
 
     #[test]

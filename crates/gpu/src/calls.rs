@@ -1,14 +1,16 @@
-//! Counts the calls in which this process waits for a device.
+//! Counts the calls to CUDA in which this process waits for a device, and those that launch a kernel.
 #![allow(unsafe_code)]
 
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use cudarc::driver::result;
 use libloading::Library;
 
-use crate::Error;
+use crate::error::failed;
+use crate::{Device, Error};
 
 /// `CUpti_CallbackDomain`: calls of the driver API, and of the runtime API, which libtorch uses.
 const DOMAINS: [u32; 2] = [1, 2];
@@ -33,7 +35,7 @@ struct CallbackData {
 /// Receives all CUDA calls of this process, including those of libraries, through NVIDIA's CUPTI. Only one can exist at
 /// a time, and no other profiler may be active.
 #[derive(Debug)]
-pub struct HostWaits {
+pub struct CudaCalls {
     library: Library,
     subscriber: Subscriber,
     /// Boxed for a stable address, which CUPTI keeps.
@@ -43,12 +45,18 @@ pub struct HostWaits {
 #[derive(Debug, Default)]
 struct Counts(Mutex<BTreeMap<String, u64>>);
 
-impl HostWaits {
-    /// Starts counting.
+impl Counts {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, u64>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl CudaCalls {
+    /// Starts counting, after all queued work of the device.
     ///
     /// # Errors
-    /// CUPTI is missing or reports an error.
-    pub fn start() -> Result<Self, Error> {
+    /// CUPTI is missing, reports an error, or does not report a call of this function.
+    pub fn start(device: Device) -> Result<Self, Error> {
         // SAFETY: it only opens the library, whose initialisers may run at any time.
         let library = NAMES.iter().find_map(|name| unsafe { Library::new(*name) }.ok());
         let library = library.ok_or(Error::LibraryMissing {
@@ -64,25 +72,38 @@ impl HostWaits {
             let subscribe = symbol::<Subscribe>(&library, c"cuptiSubscribe")?;
             check("cuptiSubscribe", subscribe(&raw mut subscriber, on_cuda_call, data))?;
         }
-        let waits = Self { library, subscriber, counts };
+        let calls = Self { library, subscriber, counts };
         for domain in DOMAINS {
             // SAFETY: as above; the subscriber is alive.
             unsafe {
-                let enable = symbol::<EnableDomain>(&waits.library, c"cuptiEnableDomain")?;
-                check("cuptiEnableDomain", enable(1, waits.subscriber, domain))?;
+                let enable = symbol::<EnableDomain>(&calls.library, c"cuptiEnableDomain")?;
+                check("cuptiEnableDomain", enable(1, calls.subscriber, domain))?;
             }
         }
-        Ok(waits)
+        device.make_current()?;
+        result::ctx::synchronize().map_err(failed("cuCtxSynchronize"))?;
+        let seen = std::mem::take(&mut *calls.counts.lock());
+        if seen.is_empty() { Err(Error::CallsNotReported) } else { Ok(calls) }
     }
 
     /// Number of calls that waited since the start, by function name.
     #[must_use]
-    pub fn counts(&self) -> BTreeMap<String, u64> {
-        self.counts.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    pub fn waits(&self) -> BTreeMap<String, u64> {
+        self.counts().into_iter().filter(|(name, _)| waits(name)).collect()
+    }
+
+    /// Number of kernels launched since the start.
+    #[must_use]
+    pub fn launches(&self) -> u64 {
+        self.counts().iter().filter(|(name, _)| !waits(name)).map(|(_, count)| count).sum()
+    }
+
+    fn counts(&self) -> BTreeMap<String, u64> {
+        self.counts.lock().clone()
     }
 }
 
-impl Drop for HostWaits {
+impl Drop for CudaCalls {
     fn drop(&mut self) {
         // SAFETY: the subscriber is alive, and not used afterwards.
         unsafe {
@@ -128,11 +149,10 @@ unsafe extern "C" fn on_cuda_call(
     }
     // SAFETY: as above.
     let name = unsafe { CStr::from_ptr(function) }.to_string_lossy();
-    if waits(&name) {
+    if waits(&name) || launches(&name) {
         // SAFETY: `start` passed this address, and `drop` unsubscribes before it is freed.
-        let Counts(counts) = unsafe { &*counts.cast::<Counts>() };
-        let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
-        *counts.entry(name.into_owned()).or_default() += 1;
+        let counts = unsafe { &*counts.cast::<Counts>() };
+        *counts.lock().entry(name.into_owned()).or_default() += 1;
     }
 }
 
@@ -142,6 +162,11 @@ fn waits(name: &str) -> bool {
     let is_of = |family: &str| name.starts_with(family) && !name.contains("Async");
     // Freeing memory, including host memory, waits for all work that may use it.
     name.contains("Synchronize") || is_of("Memcpy") || is_of("Free") || is_of("MemFree")
+}
+
+/// Whether a function of the driver launches a kernel. The runtime's functions call them.
+fn launches(name: &str) -> bool {
+    name.starts_with("cuLaunchKernel")
 }
 
 #[cfg(test)]
@@ -166,6 +191,8 @@ mod tests {
         {
             assert!(!waits(name), "{name}");
         }
+        assert!(launches("cuLaunchKernel") && launches("cuLaunchKernelEx"));
+        assert!(!launches("cudaLaunchKernel_v7000") && !launches("cuEventQuery"));
     }
 
     #[test]
@@ -184,12 +211,16 @@ mod tests {
     }
 
     #[test]
-    fn without_cupti_or_a_gpu_the_error_names_the_missing_part() {
-        match HostWaits::start() {
-            Ok(waits) => assert_eq!(waits.counts(), BTreeMap::new()),
+    fn without_a_gpu_or_cupti_the_error_names_the_missing_part() {
+        let found = Device::open(0).and_then(CudaCalls::start);
+        match found {
+            Ok(calls) => assert_eq!(calls.waits(), BTreeMap::new()),
             Err(error) => {
                 let text = error.to_string();
-                assert!(text.contains("cupti") || text.contains("cuptiSubscribe"), "{text}");
+                assert!(
+                    ["cupti", "libcuda", "cuInit"].iter().any(|part| text.contains(part)),
+                    "{text}"
+                );
             }
         }
     }

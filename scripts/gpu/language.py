@@ -1,0 +1,193 @@
+"""Fine-tunes language models of made-up weights on a GPU: what trains, tokens per second, and PEFT's.
+
+    language.py --programs FOLDER --work FOLDER [--device cuda] [--small]
+
+Requires transformers, tokenizers and, for PEFT, peft. Prints one JSON object. Each variant is a job of `baton up`, with
+an evaluation that writes texts at its end; a step's time is that between two checkpoints.
+"""
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).absolute().parents[2]
+# Checkpoints are made at the multiples of this step; the steps between the first and the last are measured.
+EVERY, STEPS = 20, 60
+SEQUENCE, RANK = 256, 16
+# Tokens of a packed sequence, and the share of them that texts fill, roughly.
+PACKED, FILLED = 512, 0.95
+# Shapes of SmolLM2-135M, and of Gemma 2 with a tenth of the 2B model's layers and soft caps on the scores.
+SMOLLM2 = {
+    "model_type": "llama",
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "vocab_size": 49152,
+    "tie_word_embeddings": True,
+}
+GEMMA2 = {
+    "model_type": "gemma2",
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "vocab_size": 49152,
+}
+SMALL = {
+    "hidden_size": 72,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "head_dim": 8,
+    "vocab_size": 2048,
+}
+VARIANTS = {
+    "lora": ("smollm2", ["adapter={ rank = 16, alpha = 32 }"]),
+    "lora_packed": ("smollm2", ["adapter={ rank = 16, alpha = 32 }", "data.packing=true", f"data.sequence={PACKED}"]),
+    "qlora": ("smollm2", ["adapter={ rank = 16, alpha = 32, base = 'nf4' }"]),
+    "full": ("smollm2", []),
+    "gemma2_lora": ("gemma2", ["adapter={ rank = 16, alpha = 32 }"]),
+}
+RECIPE = """
+name = "gpu-language"
+model = { arch = "causal_lm" }
+train = { epochs = 1, clip_grad_norm = 1.0, virtual_ranks = 1 }
+optimizer = { kind = "adamw" }
+schedule = { kind = "constant", lr = 1e-4 }
+loss = { kind = "next_token" }
+evaluation = { batch = 8 }
+checkpoint = { every_epochs = 0 }
+"""
+
+
+def write_tokenizer(folder, lines):
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(vocab_size=2000, special_tokens=["<end>"], show_progress=False)
+    tokenizer.train_from_iterator(lines, trainer)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    template = (
+        "{% for message in messages %}{{ message['content'] }}{% if message['role'] == 'assistant' %}<end>{% endif %}"
+    )
+    settings = {"eos_token": "<end>", "chat_template": template + "\n{% endfor %}"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+
+
+def write_model(folder, config):
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(0)
+    kind = config["model_type"]
+    made = AutoConfig.for_model(**config, bos_token_id=0, eos_token_id=0, pad_token_id=None)
+    assert made.model_type == kind
+    AutoModelForCausalLM.from_config(made, dtype=torch.bfloat16).save_pretrained(folder)
+
+
+def run(command, log):
+    with log.open("w", encoding="utf-8") as errors:
+        found = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, stderr=errors, text=True)
+    log.with_suffix(".out").write_text(found.stdout, encoding="utf-8")
+    if found.returncode != 0:
+        tail = (log.read_text(encoding="utf-8") + found.stdout)[-800:]
+        raise RuntimeError(f"status {found.returncode}: {tail}")
+    return found.stdout
+
+
+def baton(options, model, name, settings, tokens):
+    if name == "lora_packed":
+        # About as many tokens as a step of padded texts.
+        sequences, tokens = round(tokens / PACKED), None
+        settings = [*settings, f"train.global_batch={sequences}"]
+    run_dir = options.work / f"{name}-run"
+    common = [f"model.path={options.work / model}", f"cluster.device={options.device}"]
+    common += [f"data.train={options.work / 'train.beton'}", f"data.val={options.work / 'val.beton'}"]
+    common += [f"data.sequence={SEQUENCE}", f"train.global_batch={options.batch}", "data.order=sequential"]
+    common += [f"checkpoint.every_steps={EVERY}", "precision.compute=bf16"]
+    common += ["evaluation.generate={ samples = 8, max_tokens = 32 }"]
+    words = [word for setting in [*common, *settings] for word in ("--set", setting)]
+    program = options.programs / "baton"
+    command = [program, "up", options.work / "recipe.toml", "--ranks", 1, "--run-dir", run_dir, "--json"]
+    output = run([*command, "--listen", "127.0.0.1:0", *words], options.work / f"{name}.log")
+    events = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
+    saved = {event["step"]: event["unix_millis"] for event in events if event.get("kind") == "saved"}
+    last = max(step for step in saved if step % EVERY == 0)
+    seconds = (saved[last] - saved[EVERY]) / (last - EVERY) / 1e3
+    said = [event["message"] for event in events if event.get("kind") in ("evaluated", "rank_failed")]
+    tokens = tokens or sequences * PACKED * FILLED
+    return {"step_seconds": seconds, "tokens_per_second": tokens / seconds, "said": said}
+
+
+def peft(options, tokens):
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 1, "--master-port", 29511]
+    command += [ROOT / "scripts/bench-lora/torch_side.py", "--model", options.work / "smollm2"]
+    command += ["--data", options.work / "train.beton", "--batch", options.batch, "--device", options.device]
+    output = run(command, options.work / "peft.log")
+    at = {int(step): float(when) for when, step in re.findall(r"^(\S+) step (\d+) ", output, re.MULTILINE)}
+    seconds = (at[STEPS] - at[EVERY]) / (STEPS - EVERY)
+    return {"step_seconds": seconds, "tokens_per_second": tokens / seconds}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--programs", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
+    parser.add_argument("--batch", type=int, default=32, help="texts per step")
+    parser.add_argument("--small", action="store_true", help="tiny models, to test this script")
+    parser.add_argument("--only", default=",".join([*VARIANTS, "peft"]))
+    options = parser.parse_args()
+    options.programs, options.work = options.programs.absolute(), options.work.absolute()
+    options.work.mkdir(parents=True, exist_ok=True)
+    work = options.work
+    sys.path += [str(ROOT / "scripts" / folder) for folder in ("bench", "bench-lora")]
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path[-2:])
+    import texts
+
+    functions = work / "functions.jsonl"
+    run([sys.executable, ROOT / "recipes/language/python_functions.py", functions], work / "functions.log")
+    lines = functions.read_text(encoding="utf-8").splitlines()
+    for name, config in ("smollm2", SMOLLM2), ("gemma2", GEMMA2):
+        (work / name).mkdir(exist_ok=True)
+        write_model(work / name, config | (SMALL if options.small else {}))
+        write_tokenizer(work / name, lines[:2000])
+    tokenize = [options.programs / "baton", "data", "tokenize", "--from", functions, "--tokenizer", work / "smollm2"]
+    tokenize += ["--sequence", SEQUENCE, "--to", work / "train.beton", "--val", work / "val.beton"]
+    tokenize += ["--val-share", 0.125, "--by", "module"]
+    run(tokenize, work / "tokenize.log")
+    (work / "recipe.toml").write_text(RECIPE, encoding="utf-8")
+    measured = texts.read(work / "train.beton", STEPS * options.batch)[EVERY * options.batch :]
+    tokens = sum(len(text) for text, _ in measured) / (STEPS - EVERY)
+
+    found = {"tokens_per_step": tokens}
+    for name in options.only.split(","):
+        begin = time.monotonic()
+        try:
+            if name == "peft":
+                found[name] = peft(options, tokens)
+            else:
+                model, settings = VARIANTS[name]
+                found[name] = baton(options, model, name, settings, tokens)
+        except (RuntimeError, KeyError) as error:
+            found[name] = {"error": f"{type(error).__name__}: {error}"}
+        found[name]["seconds"] = round(time.monotonic() - begin, 1)
+        print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
