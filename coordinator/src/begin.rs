@@ -327,6 +327,11 @@ fn continue_lost_job(
                  checkpoint, and hours count from zero"
             )));
         }
+        Err(error @ StoreError::DamagedJournal { .. }) if ranks == RanksOfLostJob::MayRun => {
+            return Err(bad_input(format!(
+                "--take-over: {error}; start the job with `baton up`: training resumes from the newest checkpoint"
+            )));
+        }
         Err(error @ StoreError::DamagedJournal { .. }) => {
             tracing::warn!("the history of the job before is lost: {error}");
             Vec::new()
@@ -588,6 +593,25 @@ mod tests {
         assert!(refused.message.contains(UNWRITABLE), "{refused}");
         let opened = open_store(&spec, run_dir, true).unwrap();
         assert_eq!(opened.location(), UNWRITABLE);
+    }
+
+    #[test]
+    fn a_damaged_journal_in_the_store_ends_a_take_over_but_not_a_new_start() {
+        use crate::journal_copy::kit;
+        let folder = tempfile::tempdir().unwrap();
+        let store = kit::folder_store(&folder);
+        store.claim(Generation(1), &kit::claimant()).unwrap();
+        assert!(kit::start(&folder, kit::records_of(0..1)).flush(kit::TIMEOUT));
+        let part = folder.path().join(format!("journal/{}/00000001-00000001.json", kit::JOB));
+        fs::write(part, "damaged").unwrap();
+        let text = fs::read_to_string("../recipes/digits_cpu.toml").unwrap();
+        let spec = JobSpec::from_toml(&text, &[]).unwrap();
+        let (mut journal, _) = Journal::open(&folder.path().join("journal.redb")).unwrap();
+        let mut continued = |ranks| continue_lost_job(&mut journal, &spec, &store, ranks);
+
+        let refused = continued(RanksOfLostJob::MayRun).unwrap_err();
+        assert!(refused.message.contains("part 00000001-00000001"), "{refused}");
+        assert_eq!(continued(RanksOfLostJob::Lost).unwrap().len(), 0);
     }
 
     #[test]

@@ -468,13 +468,13 @@ pub(crate) mod kit {
     use super::*;
 
     pub(crate) const JOB: JobId = JobId(Uuid::nil());
-    pub(super) const TIMEOUT: Duration = Duration::from_secs(60);
+    pub(crate) const TIMEOUT: Duration = Duration::from_secs(60);
 
     pub(super) fn entry(kind: EntryKind, key: u64) -> JournalEntry {
         JournalEntry { kind, key, json: format!("{{\"number\":{key}}}") }
     }
 
-    pub(super) fn records_of(keys: std::ops::Range<u64>) -> Vec<JournalEntry> {
+    pub(crate) fn records_of(keys: std::ops::Range<u64>) -> Vec<JournalEntry> {
         keys.map(|key| entry(EntryKind::Record, key)).collect()
     }
 
@@ -489,12 +489,12 @@ pub(crate) mod kit {
         }
     }
 
-    pub(super) fn folder_store(folder: &tempfile::TempDir) -> Store {
+    pub(crate) fn folder_store(folder: &tempfile::TempDir) -> Store {
         Store::open(folder.path().to_str().unwrap()).unwrap()
     }
 
     /// The copy of the coordinator that has the newest lease.
-    pub(super) fn start(folder: &tempfile::TempDir, committed: Vec<JournalEntry>) -> JournalCopy {
+    pub(crate) fn start(folder: &tempfile::TempDir, committed: Vec<JournalEntry>) -> JournalCopy {
         let newest = folder_store(folder).lease().unwrap().map_or(0, |lease| lease.number);
         start_after(folder, newest, committed)
     }

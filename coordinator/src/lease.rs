@@ -8,6 +8,7 @@ use std::{
         mpsc::{self, RecvTimeoutError, Sender},
     },
     thread,
+    time::Duration,
 };
 
 use baton_checkpoint::{CoordinatorLease, Error, Store};
@@ -27,6 +28,8 @@ struct Holder {
     state: Mutex<LeaseState>,
     /// Whether it is to be renewed.
     renews: AtomicBool,
+    /// Wakes the thread that renews it.
+    wake: Mutex<Option<Sender<()>>>,
 }
 
 enum LeaseState {
@@ -52,7 +55,7 @@ impl HeldLease {
 
     fn of(store: Store, state: LeaseState) -> Self {
         let renews = AtomicBool::new(false);
-        Self(Arc::new(Holder { store, state: Mutex::new(state), renews }))
+        Self(Arc::new(Holder { store, state: Mutex::new(state), renews, wake: Mutex::default() }))
     }
 
     /// Takes the lease, or checks that it is still the newest one. Returns false if the store has lost it, or another folder
@@ -66,7 +69,12 @@ impl HeldLease {
 
     /// Renews the lease from now on, so that others take over once that ends.
     pub(crate) fn start_renewals(&self) {
-        self.0.renews.store(true, Ordering::Relaxed);
+        if !self.0.renews.swap(true, Ordering::Relaxed)
+            && let Some(wake) = &*self.0.wake.lock()
+        {
+            // The first renewal tells them: without it, nobody replaces a coordinator that is lost before.
+            let _ = wake.send(());
+        }
     }
 
     /// Whether this coordinator has the newest lease and renews it, so that agents find the next one if it ends.
@@ -92,11 +100,20 @@ impl HeldLease {
         &self,
         on_replaced: impl FnOnce(Error) + Send + 'static,
     ) -> std::io::Result<Renewal> {
-        let (stop, stopped) = mpsc::channel::<()>();
+        self.keep_every(RENEWAL_INTERVAL, on_replaced)
+    }
+
+    fn keep_every(
+        &self,
+        interval: Duration,
+        on_replaced: impl FnOnce(Error) + Send + 'static,
+    ) -> std::io::Result<Renewal> {
+        let (wake, woken) = mpsc::channel::<()>();
+        *self.0.wake.lock() = Some(wake);
         let holder = self.0.clone();
         let renew = move || {
             let mut has_failed = false;
-            while stopped.recv_timeout(RENEWAL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+            while woken.recv_timeout(interval) != Err(RecvTimeoutError::Disconnected) {
                 match holder.renew() {
                     Ok(()) => has_failed = false,
                     Err(error @ Error::Replaced { .. }) => return on_replaced(error),
@@ -109,7 +126,7 @@ impl HeldLease {
             }
         };
         thread::Builder::new().name("lease".to_owned()).spawn(renew)?;
-        Ok(Renewal { _stop: stop })
+        Ok(Renewal(self.0.clone()))
     }
 
     /// The last word of a coordinator that ends: another one should take over at once, or, if the job is over, nobody.
@@ -125,8 +142,12 @@ impl HeldLease {
 }
 
 /// Stops the renewals when it is dropped.
-pub(crate) struct Renewal {
-    _stop: Sender<()>,
+pub(crate) struct Renewal(Arc<Holder>);
+
+impl Drop for Renewal {
+    fn drop(&mut self) {
+        *self.0.wake.lock() = None;
+    }
 }
 
 impl Holder {
@@ -202,6 +223,8 @@ impl Holder {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     fn store(folder: &tempfile::TempDir) -> Store {
@@ -301,6 +324,21 @@ mod tests {
         restarted.end(false);
         let last = store(&folder).lease().unwrap().unwrap();
         assert!(last.renews && last.released);
+    }
+
+    #[test]
+    fn the_first_renewal_comes_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let held = HeldLease::free(store(&folder), of("a"), Some(0));
+        held.secure().unwrap();
+        let hour = Duration::from_secs(3600);
+        let _renewal = held.keep_every(hour, |error| panic!("{error}")).unwrap();
+        held.start_renewals();
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while !store(&folder).lease().unwrap().unwrap().renews {
+            assert!(Instant::now() < deadline, "it was not renewed");
+            thread::yield_now();
+        }
     }
 
     #[test]

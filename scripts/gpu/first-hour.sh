@@ -47,9 +47,9 @@ digits() {
         tee "$results/$name.events" | grep --line-buffered -v '"progress"'
 }
 
-# Kills the rank of `digits NAME` after its first evaluation.
+# Kills the rank of `digits NAME` after its first checkpoint.
 kill_rank() {
-    until grep -q '"evaluated"' "$results/$1.events" 2>/dev/null; do sleep 0.2; done
+    until grep -q '"saved"' "$results/$1.events" 2>/dev/null; do sleep 0.2; done
     for process in /proc/[0-9]*; do
         if tr '\0' ' ' <"$process/cmdline" 2>/dev/null | grep -q 'baton-worker rank'; then
             kill -KILL "${process#/proc/}"

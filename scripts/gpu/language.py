@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -19,6 +20,8 @@ ROOT = Path(__file__).absolute().parents[2]
 # Checkpoints are made at the multiples of this step; the steps between the first and the last are measured.
 EVERY, STEPS = 20, 60
 SEQUENCE, RANK = 256, 16
+# Seconds after which a variant is ended.
+LIMIT = 75
 # Tokens of a packed sequence, and the share of them that texts fill, roughly.
 PACKED, FILLED = 512, 0.95
 # Shapes of SmolLM2-135M, and of Gemma 2 with a tenth of the 2B model's layers and soft caps on the scores.
@@ -54,6 +57,8 @@ SMALL = {
 }
 VARIANTS = {
     "lora": ("smollm2", ["adapter={ rank = 16, alpha = 32 }"]),
+    "lora_again": ("smollm2", ["adapter={ rank = 16, alpha = 32 }"]),
+    "lora_fast": ("smollm2", ["adapter={ rank = 16, alpha = 32 }", "precision.determinism=fast"]),
     "lora_packed": ("smollm2", ["adapter={ rank = 16, alpha = 32 }", "data.packing=true", f"data.sequence={PACKED}"]),
     "qlora": ("smollm2", ["adapter={ rank = 16, alpha = 32, base = 'nf4' }"]),
     "full": ("smollm2", []),
@@ -99,13 +104,19 @@ def write_model(folder, config):
 
 
 def run(command, log):
-    with log.open("w", encoding="utf-8") as errors:
-        found = subprocess.run(list(map(str, command)), stdout=subprocess.PIPE, stderr=errors, text=True)
-    log.with_suffix(".out").write_text(found.stdout, encoding="utf-8")
-    if found.returncode != 0:
-        tail = (log.read_text(encoding="utf-8") + found.stdout)[-800:]
-        raise RuntimeError(f"status {found.returncode}: {tail}")
-    return found.stdout
+    output = log.with_suffix(".out")
+    with log.open("w", encoding="utf-8") as errors, output.open("w", encoding="utf-8") as lines:
+        process = subprocess.Popen(list(map(str, command)), stdout=lines, stderr=errors, start_new_session=True)
+        try:
+            status = process.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            status = f"none after {LIMIT} s"
+    printed = output.read_text(encoding="utf-8")
+    if status != 0:
+        tail = (log.read_text(encoding="utf-8") + printed)[-1500:]
+        raise RuntimeError(f"status {status}: {tail}")
+    return printed
 
 
 def baton(options, model, name, settings, tokens):
@@ -182,8 +193,14 @@ def main():
             else:
                 model, settings = VARIANTS[name]
                 found[name] = baton(options, model, name, settings, tokens)
-        except (RuntimeError, KeyError) as error:
+        except (RuntimeError, KeyError, ValueError) as error:
             found[name] = {"error": f"{type(error).__name__}: {error}"}
+        if name == "lora_again":
+            pair = [options.work / f"{each}-run/checkpoints" for each in ("lora", name)]
+            diff = subprocess.run(
+                [options.programs / "baton", "checkpoint", "diff", *pair], capture_output=True, text=True
+            )
+            found[name]["same_bits_as_lora"] = "are the same in all bits" in diff.stdout
         found[name]["seconds"] = round(time.monotonic() - begin, 1)
         print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
     print(json.dumps(found))

@@ -82,7 +82,9 @@ impl Store {
     fn lease_numbers(&self) -> Result<Vec<u64>, Error> {
         let files = self.files(LEASES)?;
         let names = files.iter().filter_map(|file| file.location.filename());
-        Ok(names.filter_map(|name| name.strip_suffix(EXTENSION)?.parse().ok()).collect())
+        // No job has as many coordinators as a larger number would mean: that is not a lease.
+        let number = |name: &str| name.strip_suffix(EXTENSION)?.parse::<u32>().ok();
+        Ok(names.filter_map(number).map(u64::from).collect())
     }
 
     /// Takes a lease of a number that is free.
@@ -188,6 +190,18 @@ mod tests {
         store.write(&CoordinatorLease::file(3), Vec::new().into(), PutMode::Overwrite).unwrap();
         let found = store.lease().unwrap().unwrap();
         assert_eq!(found, CoordinatorLease { number: 3, ..CoordinatorLease::default() });
+    }
+
+    #[test]
+    fn files_with_impossible_numbers_are_not_leases() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path().to_str().unwrap()).unwrap();
+        store.take_lease(&lease(1, "a")).unwrap();
+        for name in ["leases/18446744073709551615.json", "leases/000009.json#1", "leases/x.json"] {
+            std::fs::write(folder.path().join(name), "{}").unwrap();
+        }
+        assert!(store.has_lease(1).unwrap());
+        assert_eq!(store.lease().unwrap(), Some(lease(1, "a")));
     }
 
     #[test]

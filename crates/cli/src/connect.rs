@@ -195,6 +195,19 @@ fn of_store(location: &str) -> Result<Address, Failure> {
              give --coordinator or --run-dir"
         ))
     })?;
+    if lease.host.is_empty() {
+        return Err(failed(format!(
+            "{location} does not say where its coordinator is: the lease {} is empty or damaged; give --coordinator or \
+             --run-dir",
+            lease.number
+        )));
+    }
+    if lease.is_over() {
+        return Err(failed(format!(
+            "the job of {location} has ended: its history is in {} on host {}; `baton up` there continues it",
+            lease.run_dir, lease.host
+        )));
+    }
     let CoordinatorLease { address, host, run_dir, .. } = lease;
     let address = address.ok_or_else(|| {
         failed(format!(
@@ -489,6 +502,30 @@ mod tests {
             File::options().write(true).open(path).unwrap().set_modified(modified).unwrap();
         }
         folder
+    }
+
+    #[test]
+    fn a_store_without_a_coordinator_says_why() {
+        let folder = tempfile::tempdir().unwrap();
+        let location = folder.path().to_str().unwrap();
+        let store = Store::open(location).unwrap();
+        let refused = || of_store(location).unwrap_err().to_string();
+        assert!(refused().contains("no job with its run folder elsewhere"), "{}", refused());
+        let lease = CoordinatorLease {
+            number: 1,
+            host: "alpha".to_owned(),
+            run_dir: "/runs/a".to_owned(),
+            address: Some("http://10.0.0.1:29600".to_owned()),
+            ..CoordinatorLease::default()
+        };
+        store.take_lease(&lease).unwrap();
+        assert_eq!(of_store(location).unwrap().url, "http://10.0.0.1:29600");
+        // As a coordinator leaves it whose job is over.
+        store.renew_lease(&CoordinatorLease { renewals: 5, ..lease.clone() }).unwrap();
+        let text = refused();
+        assert!(text.contains("has ended") && text.contains("/runs/a on host alpha"), "{text}");
+        std::fs::write(folder.path().join("leases/000002.json"), "").unwrap();
+        assert!(refused().contains("the lease 2 is empty"), "{}", refused());
     }
 
     #[test]

@@ -55,25 +55,25 @@ pub fn open(spec: &JobSpec, local_rank: LocalRank) -> Result<Device, Error> {
     Ok(device)
 }
 
-/// With `strict`, cuDNN computes the same bits each time.
+/// With `strict`, a GPU computes the same bits each time.
 fn set_determinism(determinism: Determinism) {
     let fast = determinism == Determinism::Fast;
     // This mode times algorithms and may choose differently in each run.
     Cuda::cudnn_set_benchmark(fast);
-    // By default libtorch also takes algorithms that add in any order, for gradients of convolutions.
-    // SAFETY: sets a flag of the process.
+    // By default libtorch also takes algorithms that add in any order, for gradients of convolutions and of attention.
+    // SAFETY: sets flags of the process.
     #[allow(unsafe_code)]
     unsafe {
-        baton_set_cudnn_deterministic(!fast);
+        baton_set_deterministic(!fast);
     }
 }
 
 // Defined in context.cpp.
 #[allow(unsafe_code)]
 unsafe extern "C" {
-    fn baton_set_cudnn_deterministic(deterministic: bool);
+    fn baton_set_deterministic(deterministic: bool);
     #[cfg(test)]
-    fn baton_cudnn_is_deterministic() -> bool;
+    fn baton_is_deterministic() -> bool;
 }
 
 /// Sets the number of libtorch threads inside one operation. Between operations libtorch gets one thread, because
@@ -269,11 +269,11 @@ mod tests {
 
     #[test]
     #[allow(unsafe_code)]
-    fn strict_allows_cudnn_only_algorithms_that_repeat_their_bits() {
+    fn strict_allows_only_algorithms_that_repeat_their_bits() {
         for (determinism, expected) in [(Determinism::Strict, true), (Determinism::Fast, false)] {
             set_determinism(determinism);
-            // SAFETY: reads a flag of the process.
-            assert_eq!(unsafe { baton_cudnn_is_deterministic() }, expected);
+            // SAFETY: reads flags of the process.
+            assert_eq!(unsafe { baton_is_deterministic() }, expected);
         }
     }
 

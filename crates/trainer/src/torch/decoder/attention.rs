@@ -1,6 +1,8 @@
 //! Causal attention within each text.
 
-use tch::{Kind, Tensor};
+use std::collections::BTreeMap;
+
+use tch::{Device, Kind, Tensor};
 
 /// Settings of a layer's attention.
 #[derive(Clone, Copy, Debug)]
@@ -15,7 +17,79 @@ pub(super) struct Attention {
     pub(super) groups: i64,
 }
 
+/// Texts of similar lengths, with rows of zeros after the shorter ones, so that one call computes all of them: on a GPU
+/// many small calls take longer than the padding.
+#[derive(Debug)]
+pub(super) struct PaddedTexts {
+    texts: i64,
+    /// Rows of each text.
+    length: i64,
+    /// For each of their tokens (S), its row among all tokens of the micro-batch.
+    tokens: Tensor,
+    /// For each of their tokens (S), its row among the padded texts.
+    rows: Tensor,
+}
+
+impl PaddedTexts {
+    /// Groups texts of these lengths by the next power of two, so that less than half of the rows are zeros. The group
+    /// of a text, and its place there, depend on the texts of the micro-batch alone.
+    pub(super) fn groups(lengths: &[i64], device: Device) -> tch::Result<Vec<Self>> {
+        let mut groups: BTreeMap<u64, Vec<(i64, i64)>> = BTreeMap::new();
+        let mut start = 0;
+        for length in lengths {
+            let bound = length.unsigned_abs().next_power_of_two();
+            groups.entry(bound).or_default().push((start, *length));
+            start += length;
+        }
+        let group = |texts: Vec<(i64, i64)>| {
+            let length = texts.iter().map(|(_, length)| *length).max().unwrap_or_default();
+            let tokens = texts.iter().flat_map(|(start, own)| *start..start + own);
+            let rows = (0..).zip(&texts).flat_map(|(number, (_, own))| {
+                let first = number * length;
+                first..first + own
+            });
+            let index = |rows: Vec<i64>| Tensor::f_from_slice(&rows)?.f_to_device(device);
+            Ok(Self {
+                texts: texts.len() as i64,
+                length,
+                tokens: index(tokens.collect())?,
+                rows: index(rows.collect())?,
+            })
+        };
+        groups.into_values().map(group).collect()
+    }
+
+    /// (T, H, D) → (texts, H, length, D)
+    fn pad(&self, x: &Tensor) -> tch::Result<Tensor> {
+        let [_, heads, values] = x.size3().map(<[i64; 3]>::from)?;
+        let padded =
+            x.f_new_zeros([self.texts * self.length, heads, values], (x.kind(), x.device()))?;
+        let padded = padded.f_index_copy(0, &self.rows, &x.f_index_select(0, &self.tokens)?)?;
+        padded.f_view([self.texts, self.length, heads, values])?.f_transpose(1, 2)
+    }
+}
+
 impl Attention {
+    /// Outputs (T, H·D) for queries (T, H, D), and keys and values (T, K, D), of all texts in these groups.
+    pub(super) fn of_padded_texts(
+        &self,
+        inputs: [&Tensor; 3],
+        groups: &[PaddedTexts],
+    ) -> tch::Result<Tensor> {
+        let [tokens, heads, values] = inputs[0].size3().map(<[i64; 3]>::from)?;
+        let mut outputs = inputs[0].f_zeros_like()?;
+        for group in groups {
+            // A token sees none of the zeros, as they come after it.
+            let [queries, keys, values_of] = inputs.map(|x| group.pad(x));
+            let [keys, values_of] = [keys?, values_of?].map(|x| self.repeated(&x));
+            let attended = self.of_text(&queries?, &keys?, &values_of?)?;
+            let rows = attended.f_transpose(1, 2)?.f_reshape([-1, heads, values])?;
+            let rows = rows.f_index_select(0, &group.rows)?;
+            outputs = outputs.f_index_copy(0, &group.tokens, &rows)?;
+        }
+        outputs.f_view([tokens, -1])
+    }
+
     /// Outputs (T, H·D) for queries (T, H, D), and keys and values (T, K, D) of texts of these lengths. With a cache, they
     /// are the last tokens of longer texts: `earlier` adds those before to the keys and values of a text, given by number.
     pub(super) fn of_texts(
@@ -87,5 +161,50 @@ fn visible([count, length]: [i64; 2], window: Option<i64>, like: &Tensor) -> tch
     match window {
         None => Ok(causal),
         Some(window) => causal.f_logical_and(&ones.f_triu(before + 1 - window)?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Outputs and gradients of queries, keys and values.
+    fn with_gradients(
+        inputs: &[Tensor; 3],
+        attend: &dyn Fn([&Tensor; 3]) -> Tensor,
+    ) -> (Tensor, Vec<Tensor>) {
+        let inputs = inputs.each_ref().map(|x| x.copy().set_requires_grad(true));
+        let outputs = attend(inputs.each_ref());
+        let weights = Tensor::arange(outputs.numel() as i64, (Kind::Float, Device::Cpu)).sin();
+        let sum = (&outputs * weights.view_as(&outputs)).sum(Kind::Float);
+        (outputs.detach(), Tensor::run_backward(&[&sum], &inputs.each_ref(), false, false))
+    }
+
+    #[test]
+    fn padded_texts_get_the_outputs_and_gradients_of_texts_alone() {
+        tch::manual_seed(5);
+        let lengths = [7, 1, 12, 8, 3, 30, 5];
+        let tokens = lengths.iter().sum();
+        let random = |heads: i64| Tensor::randn([tokens, heads, 8], (Kind::Float, Device::Cpu));
+        let inputs = [random(4), random(2), random(2)];
+        let groups = PaddedTexts::groups(&lengths, Device::Cpu).unwrap();
+        assert_eq!(groups.len(), 5, "1, 2 to 4, 5 to 8, 9 to 16, 17 to 32");
+        for (cap, window) in
+            [(None, None), (None, Some(5)), (Some(2.0), None), (Some(2.0), Some(5))]
+        {
+            let attention = Attention { scale: 0.3, cap, window, groups: 2 };
+            let alone = |_, new: [Tensor; 2]| Ok(new);
+            let (expected, expected_gradients) = with_gradients(&inputs, &|inputs| {
+                attention.of_texts(inputs, &lengths, &alone).unwrap()
+            });
+            let (found, gradients) = with_gradients(&inputs, &|inputs| {
+                attention.of_padded_texts(inputs, &groups).unwrap()
+            });
+            let pairs = gradients.iter().zip(&expected_gradients).chain([(&found, &expected)]);
+            for (found, expected) in pairs {
+                let distance = f64::try_from((found - expected).abs().max()).unwrap();
+                assert!(distance < 1e-5, "cap {cap:?}, window {window:?}: {distance}");
+            }
+        }
     }
 }

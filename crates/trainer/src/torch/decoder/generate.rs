@@ -125,6 +125,7 @@ impl DecoderNetwork {
         let pass = Pass {
             tokens: &tokens,
             lengths: &lengths,
+            padded: None,
             ropes: self.ropes(&lengths, Some(&starts))?,
             state,
             dropout: None,

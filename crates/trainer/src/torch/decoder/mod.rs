@@ -1,7 +1,7 @@
 //! Language models of `crates/language`: LoRA, or training of all weights.
 //!
 //! A micro-batch is a list of texts of any length. Their tokens are rows of one matrix, without padding; only attention
-//! looks at each text alone. The head is computed only where a label is, in chunks, each with its gradient, so that the
+//! looks at each text alone, or on a GPU at padded texts of similar lengths. The head is computed only where a label is, in chunks, each with its gradient, so that the
 //! logits of all tokens never exist together.
 //!
 //! Tensor shapes: T tokens of a micro-batch, L tokens of a text, N labels, H heads, K key and value heads, D values per
@@ -27,7 +27,7 @@ use baton_recipe::{JobSpec, spec::BaseFormat};
 use tch::{Device, Kind, Tensor};
 
 use self::{
-    attention::Attention,
+    attention::{Attention, PaddedTexts},
     dropout::Dropout,
     frozen::{FrozenWeight, Nf4Tables},
     generate::KvCache,
@@ -224,7 +224,11 @@ impl DecoderNetwork {
             None => Ok(new),
             Some(cache) => cache.add(layer, text, new),
         };
-        let attended = attention.of_texts([&queries, &keys, &values], pass.lengths, &earlier)?;
+        let inputs = [&queries, &keys, &values];
+        let attended = match &pass.padded {
+            None => attention.of_texts(inputs, pass.lengths, &earlier),
+            Some(groups) => attention.of_padded_texts(inputs, groups),
+        }?;
         self.linear(layer, LinearKind::Output, &attended, pass)
     }
 
@@ -295,6 +299,11 @@ impl DecoderNetwork {
         Ok(tables)
     }
 
+    fn padded(&self, lengths: &[i64]) -> tch::Result<Option<Vec<PaddedTexts>>> {
+        let is_on_gpu = self.device != Device::Cpu;
+        is_on_gpu.then(|| PaddedTexts::groups(lengths, self.device)).transpose()
+    }
+
     fn head(&self, state: NetworkState<'_>) -> tch::Result<Head> {
         let weight = self.tensor(self.head, state)?;
         let is_trained = match self.weights {
@@ -310,6 +319,8 @@ struct Pass<'a> {
     /// (T)
     tokens: &'a Tensor,
     lengths: &'a [i64],
+    /// The texts in groups that are computed at once; `None` if each is computed alone, as on a CPU and with a cache.
+    padded: Option<Vec<PaddedTexts>>,
     ropes: Vec<RopeTable>,
     state: NetworkState<'a>,
     dropout: Option<Dropout>,
@@ -404,7 +415,8 @@ impl TorchNetwork for DecoderNetwork {
         let dropout =
             (self.dropout > 0.0).then(|| Dropout { share: self.dropout, seed: random.bits() });
         let (tokens, lengths) = (&inputs.main, inputs.lengths.as_slice());
-        let pass = Pass { tokens, lengths, ropes, state, dropout, cache: None };
+        let padded = self.padded(lengths).during("order of texts")?;
+        let pass = Pass { tokens, lengths, padded, ropes, state, dropout, cache: None };
         let (x, groups) = self.forward(&pass).during("forward pass")?;
         let result = || {
             // Each label's part of the objective, which is linear in the outputs.
@@ -442,7 +454,8 @@ impl DecoderNetwork {
     ) -> Result<Option<Tensor>, Error> {
         let ropes = self.ropes(&inputs.lengths, None).during("rotary positions")?;
         let (tokens, lengths) = (&inputs.main, inputs.lengths.as_slice());
-        let pass = Pass { tokens, lengths, ropes, state, dropout: None, cache: None };
+        let padded = self.padded(lengths).during("order of texts")?;
+        let pass = Pass { tokens, lengths, padded, ropes, state, dropout: None, cache: None };
         let mut x = tokens.shallow_clone();
         for part in 0..self.parts.len() {
             if is_interrupted() {
