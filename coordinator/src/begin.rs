@@ -279,7 +279,7 @@ fn has_ended_elsewhere(
     };
     let store = Store::open_existing_with(&store_location(spec, &args.run_dir), &access);
     let Ok(Some(newest)) = store.and_then(|store| store.lease()) else { return false };
-    newest.is_over() && newest.job == job && newest.folder != place.lease(job).folder
+    newest.over && newest.job == job && newest.folder != place.lease(job).folder
 }
 
 /// Refuses the run folder of a job that another coordinator has continued since, with the journal's copy.

@@ -30,6 +30,8 @@ struct Holder {
     renews: AtomicBool,
     /// Wakes the thread that renews it.
     wake: Mutex<Option<Sender<()>>>,
+    /// Held while the lease is overwritten, so that the last word is the last.
+    writes: Mutex<()>,
 }
 
 enum LeaseState {
@@ -55,7 +57,8 @@ impl HeldLease {
 
     fn of(store: Store, state: LeaseState) -> Self {
         let renews = AtomicBool::new(false);
-        Self(Arc::new(Holder { store, state: Mutex::new(state), renews, wake: Mutex::default() }))
+        let (wake, writes) = (Mutex::default(), Mutex::default());
+        Self(Arc::new(Holder { store, state: Mutex::new(state), renews, wake, writes }))
     }
 
     /// Takes the lease, or checks that it is still the newest one. Returns false if the store has lost it, or another folder
@@ -131,9 +134,10 @@ impl HeldLease {
 
     /// The last word of a coordinator that ends: another one should take over at once, or, if the job is over, nobody.
     pub(crate) fn end(&self, job_is_over: bool) {
+        let _turn = self.0.writes.lock();
         let mut state = self.0.state.lock();
         if let LeaseState::Held(lease) = &mut *state {
-            (lease.renews, lease.released) = (!job_is_over, !job_is_over);
+            (lease.renews, lease.released, lease.over) = (!job_is_over, !job_is_over, job_is_over);
             if let Err(error) = self.0.store.renew_lease(lease) {
                 warn!("the coordinator's lease cannot be released: {error}");
             }
@@ -172,8 +176,8 @@ impl Holder {
     /// Continues with the lease that this run folder had before.
     fn adopt(&self, found: CoordinatorLease, mine: &CoordinatorLease) -> CoordinatorLease {
         let CoordinatorLease { number, renews, renewals, .. } = found;
+        let renews = self.renews.fetch_or(renews, Ordering::Relaxed) || renews;
         let lease = CoordinatorLease { number, renews, renewals: renewals + 1, ..mine.clone() };
-        self.renews.fetch_or(renews, Ordering::Relaxed);
         *self.state.lock() = LeaseState::Held(lease.clone());
         lease
     }
@@ -190,7 +194,9 @@ impl Holder {
                 lease
             }
             _ => {
-                let lease = CoordinatorLease { number: expected.unwrap_or(0) + 1, ..mine };
+                // Others may join before the first generation.
+                let renews = self.renews.load(Ordering::Relaxed);
+                let lease = CoordinatorLease { number: expected.unwrap_or(0) + 1, renews, ..mine };
                 self.store.take_lease(&lease)?;
                 *self.state.lock() = LeaseState::Held(lease.clone());
                 lease
@@ -205,8 +211,11 @@ impl Holder {
             // After a restart: somebody else may have taken over in the meantime.
             self.take()?;
         }
+        let turn = self.writes.lock();
         let renewed = match &mut *self.state.lock() {
-            LeaseState::Held(lease) if self.renews.load(Ordering::Relaxed) && !lease.released => {
+            LeaseState::Held(lease)
+                if self.renews.load(Ordering::Relaxed) && !lease.released && !lease.over =>
+            {
                 lease.renews = true;
                 lease.renewals += 1;
                 lease.clone()
@@ -214,6 +223,7 @@ impl Holder {
             _ => return Ok(()),
         };
         self.store.renew_lease(&renewed)?;
+        drop(turn);
         if renewed.renewals.is_multiple_of(RENEWALS_PER_LOOK) {
             self.secure()?;
         }
@@ -320,10 +330,26 @@ mod tests {
         assert_eq!(renewed(&restarted), (true, 3), "also by the one that was started again");
         restarted.end(true);
         let last = store(&folder).lease().unwrap().unwrap();
-        assert!(!last.renews && !last.released, "nobody takes over a job that is over");
+        assert!(
+            !last.renews && !last.released && last.over,
+            "nobody takes over a job that is over"
+        );
+        assert_eq!(renewed(&restarted), (false, last.renewals), "the last word is the last");
+        let again = HeldLease::free(store(&folder), of("a"), None);
+        again.secure().unwrap();
+        assert!(!store(&folder).lease().unwrap().unwrap().over, "it was started again");
         restarted.end(false);
         let last = store(&folder).lease().unwrap().unwrap();
         assert!(last.renews && last.released);
+    }
+
+    #[test]
+    fn one_that_others_have_joined_before_is_taken_with_the_promise_to_renew() {
+        let folder = tempfile::tempdir().unwrap();
+        let held = HeldLease::free(store(&folder), of("a"), Some(0));
+        held.start_renewals();
+        held.secure().unwrap();
+        assert!(store(&folder).lease().unwrap().unwrap().renews);
     }
 
     #[test]

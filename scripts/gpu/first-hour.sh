@@ -47,31 +47,43 @@ digits() {
         tee "$results/$name.events" | grep --line-buffered -v '"progress"'
 }
 
-# Kills the rank of `digits NAME` after its first checkpoint.
+# Kills the rank of `digits NAME` after its first checkpoint. `$$` started that job.
 kill_rank() {
     until grep -q '"saved"' "$results/$1.events" 2>/dev/null; do sleep 0.2; done
+    local process parent
     for process in /proc/[0-9]*; do
-        if tr '\0' ' ' <"$process/cmdline" 2>/dev/null | grep -q 'baton-worker rank'; then
-            kill -KILL "${process#/proc/}"
-        fi
+        tr '\0' ' ' <"$process/cmdline" 2>/dev/null | grep -q 'baton-worker rank' || continue
+        parent=${process#/proc/}
+        while [ "${parent:-0}" -gt 1 ] && [ "$parent" != $$ ]; do
+            parent=$(sed -n 's/^PPid:\t//p' "/proc/$parent/status")
+        done
+        [ "$parent" != $$ ] || kill -KILL "${process#/proc/}"
     done
 }
 
 # A quiet job and one whose rank is killed in the middle end with the same state.
-job() {
-    digits quiet --set precision.fused=true "$@"
-    kill_rank killed >/dev/null 2>&1 &
+quiet_and_killed() {
+    local name=$1
+    shift
+    digits "$name-quiet" "$@"
+    rm -f "$results/$name-killed.events"
+    kill_rank "$name-killed" >/dev/null 2>&1 &
     local killer=$!
-    digits killed --set precision.fused=true "$@"
+    digits "$name-killed" "$@"
     kill "$killer" 2>/dev/null || true
-    grep -q '"recovered"' "$results/killed.events"
-    "$programs/baton" checkpoint diff "$results/quiet-run/checkpoints" "$results/killed-run/checkpoints"
+    grep -q '"recovered"' "$results/$name-killed.events"
+    "$programs/baton" checkpoint diff "$results/$name-quiet-run/checkpoints" "$results/$name-killed-run/checkpoints"
 }
 
-# The same of a program that PyTorch exported: a vision transformer.
+job() {
+    quiet_and_killed job --set precision.fused=true
+}
+
+# A vision transformer, as a program that PyTorch exports.
 program() {
-    job --set model.arch=program --set "model.program=$root/vit.pt2" --set model.channels_last=false \
-        --set model.zero_init_gamma=false --set train.resolution=32 --set train.epochs=4 --set precision.fused=false
+    BATON_BIN=$programs PYTHONPATH=$root/python with_torch "$PYTHON" "$root/recipes/programs/vit.py" "$results/vit.pt2"
+    quiet_and_killed program --set model.arch=program --set "model.program=$results/vit.pt2" --set train.resolution=32 \
+        --set model.channels_last=false --set model.zero_init_gamma=false --set train.epochs=4
 }
 
 # Language models of made-up weights, and PEFT.
@@ -82,11 +94,11 @@ language() {
         --device "$DEVICE" "${sizes[@]}"
 }
 
-# The duration of every kernel of a step.
+# The duration of every kernel of about a step: each of the eight launches more than 500.
 kernels() {
     local counters=gpu__time_duration.sum,dram__bytes.sum
-    with_torch ncu --clock-control none --metrics "$counters" --csv --launch-skip 2600 --launch-count 1300 \
-        "$programs/baton-worker" bench --device cuda --arch resnet50 --resolution 224 --batch 256 --warm-up 2 --steps 2 \
+    with_torch ncu --clock-control none --metrics "$counters" --csv --launch-skip 2600 --launch-count 600 \
+        "$programs/baton-worker" bench --device cuda --arch resnet50 --resolution 224 --batch 256 --warm-up 4 --steps 4 \
         --set precision.compute=bf16 --set precision.fused=true >"$results/kernels.csv"
     "$PYTHON" "$here/kernels.py" "$results/kernels.csv"
 }
@@ -104,7 +116,7 @@ race() {
 }
 
 # The part, and its limit in seconds.
-readonly PARTS=(libraries:30 check:170 job:90 program:60 determinism:120 race:360 language:240 kernels:180)
+readonly PARTS=(libraries:30 check:170 job:90 program:60 determinism:120 race:360 language:400 kernels:180)
 
 run() {
     local part=${1%%:*} limit=${1##*:} start=$SECONDS status=0
@@ -115,7 +127,7 @@ run() {
     echo "== $part: at most $limit s" >&2
     export here root programs results PYTHON DEVICE
     # shellcheck disable=SC2163  # the name of a function
-    export -f with_torch digits kill_rank job "$part"
+    export -f with_torch digits kill_rank quiet_and_killed "$part"
     timeout --kill-after 5 "$limit" bash -euo pipefail -c "$part" 2>&1 | tee "$results/$part.log" || status=$?
     echo "== $part: status $status after $((SECONDS - start)) s" >&2
     [ $status != 0 ] || touch "$results/$part.ok"

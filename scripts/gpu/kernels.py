@@ -31,7 +31,9 @@ def short(name):
 def main():
     with open(sys.argv[1], encoding="utf-8") as file:
         lines = file.readlines()
-    begin = next(number for number, line in enumerate(lines) if line.startswith('"ID"'))
+    begin = next((number for number, line in enumerate(lines) if line.startswith('"ID"')), None)
+    if begin is None:
+        sys.exit(f"{sys.argv[1]} has no table of ncu: its output was {''.join(lines)[-300:]!r}")
     counts, times, moved, launches = defaultdict(set), defaultdict(float), defaultdict(float), set()
     for row in csv.DictReader(lines[begin:]):
         if row["Metric Unit"] not in UNITS:

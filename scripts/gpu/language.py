@@ -21,7 +21,7 @@ ROOT = Path(__file__).absolute().parents[2]
 EVERY, STEPS = 20, 60
 SEQUENCE, RANK = 256, 16
 # Seconds after which a variant is ended.
-LIMIT = 75
+LIMIT = 45
 # Tokens of a packed sequence, and the share of them that texts fill, roughly.
 PACKED, FILLED = 512, 0.95
 # Shapes of SmolLM2-135M, and of Gemma 2 with a tenth of the 2B model's layers and soft caps on the scores.
@@ -106,12 +106,19 @@ def write_model(folder, config):
 def run(command, log):
     output = log.with_suffix(".out")
     with log.open("w", encoding="utf-8") as errors, output.open("w", encoding="utf-8") as lines:
-        process = subprocess.Popen(list(map(str, command)), stdout=lines, stderr=errors, start_new_session=True)
+        process = subprocess.Popen(list(map(str, command)), stdout=lines, stderr=errors)
         try:
             status = process.wait(LIMIT)
         except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
             status = f"none after {LIMIT} s"
+        finally:
+            # A job saves and ends; its processes end with it.
+            process.terminate()
+            try:
+                process.wait(15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
     printed = output.read_text(encoding="utf-8")
     if status != 0:
         tail = (log.read_text(encoding="utf-8") + printed)[-1500:]
@@ -144,7 +151,7 @@ def baton(options, model, name, settings, tokens):
 
 
 def peft(options, tokens):
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 1, "--master-port", 29511]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 1]
     command += [ROOT / "scripts/bench-lora/torch_side.py", "--model", options.work / "smollm2"]
     command += ["--data", options.work / "train.beton", "--batch", options.batch, "--device", options.device]
     output = run(command, options.work / "peft.log")
@@ -162,6 +169,8 @@ def main():
     parser.add_argument("--small", action="store_true", help="tiny models, to test this script")
     parser.add_argument("--only", default=",".join([*VARIANTS, "peft"]))
     options = parser.parse_args()
+    # A time limit of the caller ends the current job too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))
     options.programs, options.work = options.programs.absolute(), options.work.absolute()
     options.work.mkdir(parents=True, exist_ok=True)
     work = options.work

@@ -259,7 +259,7 @@ fn described(lease: &CoordinatorLease) -> String {
 
 /// What to do where the job is over at the other coordinator.
 fn end(lease: &CoordinatorLease) -> &'static str {
-    if lease.is_over() { "; the job has ended there: start it again to continue" } else { "" }
+    if lease.over { "; the job has ended there: start it again to continue" } else { "" }
 }
 
 fn is_bucket(location: &str) -> bool {

@@ -42,17 +42,14 @@ pub struct CoordinatorLease {
     /// Whether the coordinator has ended and another one should take over at once.
     #[serde(default)]
     pub released: bool,
+    /// Whether the coordinator has ended together with the job, so that nobody should take over.
+    #[serde(default)]
+    pub over: bool,
 }
 
 impl CoordinatorLease {
     fn file(number: u64) -> String {
         format!("{LEASES}/{number:06}{EXTENSION}")
-    }
-
-    /// Whether its holder has ended together with the job. One that was never renewed says nothing about that.
-    #[must_use]
-    pub fn is_over(&self) -> bool {
-        self.renewals > 0 && !self.renews && !self.released
     }
 
     fn to_bytes(&self) -> Vec<u8> {
@@ -83,8 +80,11 @@ impl Store {
         let files = self.files(LEASES)?;
         let names = files.iter().filter_map(|file| file.location.filename());
         // No job has as many coordinators as a larger number would mean: that is not a lease.
-        let number = |name: &str| name.strip_suffix(EXTENSION)?.parse::<u32>().ok();
-        Ok(names.filter_map(number).map(u64::from).collect())
+        let number = |name: &str| {
+            let number = u64::from(name.strip_suffix(EXTENSION)?.parse::<u32>().ok()?);
+            CoordinatorLease::file(number).ends_with(name).then_some(number)
+        };
+        Ok(names.filter_map(number).collect())
     }
 
     /// Takes a lease of a number that is free.
@@ -197,7 +197,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let store = Store::open(folder.path().to_str().unwrap()).unwrap();
         store.take_lease(&lease(1, "a")).unwrap();
-        for name in ["leases/18446744073709551615.json", "leases/000009.json#1", "leases/x.json"] {
+        for name in [
+            "leases/18446744073709551615.json",
+            "leases/000009.json#1",
+            "leases/+00009.json",
+            "leases/x.json",
+        ] {
             std::fs::write(folder.path().join(name), "{}").unwrap();
         }
         assert!(store.has_lease(1).unwrap());

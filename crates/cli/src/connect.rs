@@ -202,20 +202,20 @@ fn of_store(location: &str) -> Result<Address, Failure> {
             lease.number
         )));
     }
-    if lease.is_over() {
-        return Err(failed(format!(
-            "the job of {location} has ended: its history is in {} on host {}; `baton up` there continues it",
-            lease.run_dir, lease.host
-        )));
-    }
-    let CoordinatorLease { address, host, run_dir, .. } = lease;
+    let CoordinatorLease { address, host, run_dir, over, .. } = lease;
     let address = address.ok_or_else(|| {
         failed(format!(
             "the coordinator is on host {host}, with the run folder {run_dir}: give its address with --coordinator \
              (if it is started with --host, {location} says it)"
         ))
     })?;
-    Ok(Address::new(&address, location))
+    // It may have been started again since.
+    let note = if over {
+        format!(", whose job has ended; its history is in {run_dir} on host {host}")
+    } else {
+        String::new()
+    };
+    Ok(Address::new(&address, &format!("{location}{note}")))
 }
 
 /// Whether a token would be sent over a network without encryption to an address that is not from this user.
@@ -520,10 +520,14 @@ mod tests {
         };
         store.take_lease(&lease).unwrap();
         assert_eq!(of_store(location).unwrap().url, "http://10.0.0.1:29600");
-        // As a coordinator leaves it whose job is over.
-        store.renew_lease(&CoordinatorLease { renewals: 5, ..lease.clone() }).unwrap();
-        let text = refused();
-        assert!(text.contains("has ended") && text.contains("/runs/a on host alpha"), "{text}");
+        store.renew_lease(&CoordinatorLease { over: true, ..lease }).unwrap();
+        let found = of_store(location).unwrap();
+        assert_eq!(found.url, "http://10.0.0.1:29600");
+        assert!(
+            found.source.ends_with("its history is in /runs/a on host alpha"),
+            "{}",
+            found.source
+        );
         std::fs::write(folder.path().join("leases/000002.json"), "").unwrap();
         assert!(refused().contains("the lease 2 is empty"), "{}", refused());
     }

@@ -34,7 +34,9 @@ pub enum Error {
         log: String,
     },
     /// CUPTI does not report the calls of this process.
-    #[error("CUPTI does not report calls to CUDA: end other profilers of this process")]
+    #[error(
+        "CUPTI does not report the calls of this process to CUDA: install the nvidia-cuda-cupti of its PyTorch"
+    )]
     CallsNotReported,
     /// A kernel cannot run on the host.
     #[error("kernel {name}: {problem}")]

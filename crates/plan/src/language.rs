@@ -10,7 +10,7 @@ use baton_language::{
 };
 use baton_recipe::{
     JobSpec,
-    spec::{BaseFormat, Compute},
+    spec::{BaseFormat, Compute, Determinism},
 };
 
 use crate::{
@@ -46,6 +46,8 @@ struct DecoderCosts<'a> {
     value: u64,
     is_nf4: bool,
     dropout: bool,
+    /// Whether attention is computed by matrix products and a softmax, in f32.
+    is_strict: bool,
 }
 
 impl Network {
@@ -59,6 +61,7 @@ impl Network {
             value: value_bytes(spec.precision.compute),
             is_nf4: base == BaseFormat::Nf4,
             dropout: plan.adapter.is_some_and(|adapter| adapter.dropout > 0.0),
+            is_strict: spec.precision.determinism == Determinism::Strict,
         };
         let decoder = plan.decoder;
         let mut layers = vec![sizes.embedding()];
@@ -294,6 +297,15 @@ impl DecoderCosts<'_> {
         attention.backward.launches = 20;
         // Queries, keys and values, once for each query head, and the result.
         attention.kept = Traffic::of(self.tokens * 4 * heads);
+        if decoder.score_cap.is_none() && self.is_strict {
+            // Queries, keys, values and the result in f32, and the matrix after the softmax.
+            let scores = decoder.heads * self.tokens * self.tokens;
+            attention.kept.bytes += (self.tokens * 4 * heads + scores) * F32_BYTES;
+            attention.outputs = 2 * scores;
+            attention.forward.traffic.bytes += 4 * scores * F32_BYTES;
+            attention.evaluation.traffic.bytes += 4 * scores * F32_BYTES;
+            attention.backward.traffic.bytes += 5 * scores * F32_BYTES;
+        }
         if decoder.score_cap.is_some() {
             // Whole matrices of scores: after tanh, after the softmax in f32, and in the working format.
             let scores = decoder.heads * self.tokens * self.tokens;

@@ -120,9 +120,10 @@ __device__ inline void load_partial(const BatchNorm &n, long long channel, long 
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
         const long long chunk = first + i * LANES;
-        const float *partial = n.workspace + chunk * 2 * n.shape.channels + channel;
-        plain[i] = chunk < n.chunks ? partial[0] : 0.0f;
-        other[i] = chunk < n.chunks ? partial[n.shape.channels] : 0.0f;
+        const bool is_there = chunk < n.chunks;
+        const float *partial = n.workspace + (is_there ? chunk * 2 * n.shape.channels + channel : 0);
+        plain[i] = is_there ? partial[0] : 0.0f;
+        other[i] = is_there ? partial[n.shape.channels] : 0.0f;
     }
 }
 

@@ -126,3 +126,23 @@ fn training_all_weights_holds_them_with_their_moments() {
     assert_eq!(part(&memory, "optimizer"), 8 * 2_614_341_888);
     assert_eq!(part(&memory, "model"), 0);
 }
+
+#[test]
+fn strict_attention_keeps_the_scores_of_all_pairs_of_tokens() {
+    let without_cap =
+        GEMMA2_2B.replace(r#""attn_logit_softcapping": 50.0"#, r#""attn_logit_softcapping": null"#);
+    let decoder = config::read(&without_cap).unwrap();
+    let activations = |determinism: &str| {
+        let changes = [format!("precision.determinism={determinism}"), "train.recompute=[]".into()];
+        let spec = spec("gemma2_2b_lora_a100", &changes.each_ref().map(String::as_str));
+        let adapter = layout(&decoder, &spec);
+        let plan =
+            LanguagePlan { decoder: &decoder, adapter: adapter.as_ref(), mean_tokens: TOKENS };
+        let network = Network::of_language_model(&spec, plan, TOKENS);
+        part(&Memory::new(&spec, &network, 1, 1), "activations")
+    };
+    let scores = 8 * TOKENS * TOKENS;
+    let copies = 4 * TOKENS * 8 * 256;
+    let more = activations("strict") - activations("fast");
+    assert_eq!(more, 26 * (scores + copies) * F32_BYTES);
+}

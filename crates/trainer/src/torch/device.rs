@@ -51,11 +51,14 @@ pub fn open(spec: &JobSpec, local_rank: LocalRank) -> Result<Device, Error> {
         DeviceChoice::Auto | DeviceChoice::Cuda => gpus(),
     };
     let device = choose(spec.cluster.device, local_rank, found).map_err(Error::Device)?;
-    set_determinism(spec.precision.determinism);
+    // The flags also change what a CPU computes.
+    if device.is_cuda() {
+        set_determinism(spec.precision.determinism);
+    }
     Ok(device)
 }
 
-/// With `strict`, a GPU computes the same bits each time.
+/// With `strict`, the operations of Baton's own models give the same bits each time on a GPU.
 fn set_determinism(determinism: Determinism) {
     let fast = determinism == Determinism::Fast;
     // This mode times algorithms and may choose differently in each run.
@@ -265,6 +268,23 @@ mod tests {
     fn more_local_ranks_than_gpus_are_refused() {
         let error = refused(DeviceChoice::Auto, 2, GpuSearch::Gpus(2));
         assert!(error.contains("local rank 2") && error.contains("at most 2"), "{error}");
+    }
+
+    #[test]
+    #[allow(unsafe_code)]
+    fn without_a_gpu_the_flags_of_libtorch_are_left_alone() {
+        if gpu_count() > 0 {
+            return;
+        }
+        let text = std::fs::read_to_string("../../recipes/digits_cpu.toml").unwrap();
+        let spec = JobSpec::from_toml(&text, &[]).unwrap();
+        assert_eq!(
+            (spec.cluster.device, spec.precision.determinism),
+            (DeviceChoice::Auto, Determinism::Strict)
+        );
+        assert_eq!(open(&spec, LocalRank(0)).unwrap(), Device::Cpu);
+        // SAFETY: reads flags of the process.
+        assert!(!unsafe { baton_is_deterministic() });
     }
 
     #[test]

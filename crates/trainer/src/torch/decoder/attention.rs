@@ -17,77 +17,92 @@ pub(super) struct Attention {
     pub(super) groups: i64,
 }
 
-/// Texts of similar lengths, with rows of zeros after the shorter ones, so that one call computes all of them: on a GPU
-/// many small calls take longer than the padding.
+/// The texts of a micro-batch in blocks of similar lengths, with rows of zeros after the shorter ones: one call computes a
+/// block. On a GPU a call for each text is bound by the launches of its kernels.
 #[derive(Debug)]
 pub(super) struct PaddedTexts {
-    texts: i64,
-    /// Rows of each text.
-    length: i64,
-    /// For each of their tokens (S), its row among all tokens of the micro-batch.
-    tokens: Tensor,
-    /// For each of their tokens (S), its row among the padded texts.
+    blocks: Vec<PaddedBlock>,
+    /// Rows of all blocks.
+    len: i64,
+    /// The row of each token (T) in the blocks. No two are equal, so sums over them have one term.
     rows: Tensor,
 }
 
+#[derive(Debug)]
+struct PaddedBlock {
+    texts: i64,
+    /// Rows of each text.
+    length: i64,
+}
+
 impl PaddedTexts {
-    /// Groups texts of these lengths by the next power of two, so that less than half of the rows are zeros. The group
-    /// of a text, and its place there, depend on the texts of the micro-batch alone.
-    pub(super) fn groups(lengths: &[i64], device: Device) -> tch::Result<Vec<Self>> {
-        let mut groups: BTreeMap<u64, Vec<(i64, i64)>> = BTreeMap::new();
-        let mut start = 0;
+    /// A block for each power of two to which lengths are rounded up, so less than half of the rows are zeros. A text's
+    /// place depends on the texts of the micro-batch alone. Waits for the device, to copy the rows.
+    pub(super) fn new(lengths: &[i64], device: Device) -> tch::Result<Self> {
+        let rounded = |length: i64| length.unsigned_abs().next_power_of_two();
+        let mut longest: BTreeMap<u64, PaddedBlock> = BTreeMap::new();
         for length in lengths {
-            let bound = length.unsigned_abs().next_power_of_two();
-            groups.entry(bound).or_default().push((start, *length));
-            start += length;
+            let block =
+                longest.entry(rounded(*length)).or_insert(PaddedBlock { texts: 0, length: 0 });
+            (block.texts, block.length) = (block.texts + 1, block.length.max(*length));
         }
-        let group = |texts: Vec<(i64, i64)>| {
-            let length = texts.iter().map(|(_, length)| *length).max().unwrap_or_default();
-            let tokens = texts.iter().flat_map(|(start, own)| *start..start + own);
-            let rows = (0..).zip(&texts).flat_map(|(number, (_, own))| {
-                let first = number * length;
-                first..first + own
-            });
-            let index = |rows: Vec<i64>| Tensor::f_from_slice(&rows)?.f_to_device(device);
-            Ok(Self {
-                texts: texts.len() as i64,
-                length,
-                tokens: index(tokens.collect())?,
-                rows: index(rows.collect())?,
-            })
-        };
-        groups.into_values().map(group).collect()
+        let mut len = 0;
+        // The first free row of each block, and the rows of a text there.
+        let mut free: BTreeMap<u64, (i64, i64)> = BTreeMap::new();
+        for (bound, block) in &longest {
+            free.insert(*bound, (len, block.length));
+            len += block.texts * block.length;
+        }
+        let mut rows = Vec::new();
+        for length in lengths {
+            if let Some((row, step)) = free.get_mut(&rounded(*length)) {
+                rows.extend(*row..*row + length);
+                *row += *step;
+            }
+        }
+        let rows = Tensor::f_from_slice(&rows)?.f_to_device(device)?;
+        Ok(Self { blocks: longest.into_values().collect(), len, rows })
     }
 
-    /// (T, H, D) → (texts, H, length, D)
-    fn pad(&self, x: &Tensor) -> tch::Result<Tensor> {
+    /// (T, H, D) → a tensor (texts, H, length, D) of each block
+    fn pad(&self, x: &Tensor) -> tch::Result<Vec<Tensor>> {
         let [_, heads, values] = x.size3().map(<[i64; 3]>::from)?;
-        let padded =
-            x.f_new_zeros([self.texts * self.length, heads, values], (x.kind(), x.device()))?;
-        let padded = padded.f_index_copy(0, &self.rows, &x.f_index_select(0, &self.tokens)?)?;
-        padded.f_view([self.texts, self.length, heads, values])?.f_transpose(1, 2)
+        let padded = x.f_new_zeros([self.len, heads, values], (x.kind(), x.device()))?;
+        let padded = padded.f_index_copy(0, &self.rows, x)?;
+        let mut start = 0;
+        let block = |PaddedBlock { texts, length }: &PaddedBlock| {
+            let rows = padded.f_narrow(0, start, texts * length)?;
+            start += texts * length;
+            rows.f_view([*texts, *length, heads, values])?.f_transpose(1, 2)
+        };
+        self.blocks.iter().map(block).collect()
+    }
+
+    /// The inverse of [`pad`](Self::pad): (T, H·D).
+    fn unpad(&self, blocks: &[Tensor]) -> tch::Result<Tensor> {
+        let rows = blocks.iter().map(|block| {
+            let [_, heads, _, values] = block.size4().map(<[i64; 4]>::from)?;
+            block.f_transpose(1, 2)?.f_reshape([-1, heads * values])
+        });
+        let rows = Tensor::f_cat(&rows.collect::<tch::Result<Vec<_>>>()?, 0)?;
+        rows.f_index_select(0, &self.rows)
     }
 }
 
 impl Attention {
-    /// Outputs (T, H·D) for queries (T, H, D), and keys and values (T, K, D), of all texts in these groups.
+    /// Outputs (T, H·D) for queries (T, H, D), and keys and values (T, K, D), of padded texts.
     pub(super) fn of_padded_texts(
         &self,
         inputs: [&Tensor; 3],
-        groups: &[PaddedTexts],
+        texts: &PaddedTexts,
     ) -> tch::Result<Tensor> {
-        let [tokens, heads, values] = inputs[0].size3().map(<[i64; 3]>::from)?;
-        let mut outputs = inputs[0].f_zeros_like()?;
-        for group in groups {
-            // A token sees none of the zeros, as they come after it.
-            let [queries, keys, values_of] = inputs.map(|x| group.pad(x));
-            let [keys, values_of] = [keys?, values_of?].map(|x| self.repeated(&x));
-            let attended = self.of_text(&queries?, &keys?, &values_of?)?;
-            let rows = attended.f_transpose(1, 2)?.f_reshape([-1, heads, values])?;
-            let rows = rows.f_index_select(0, &group.rows)?;
-            outputs = outputs.f_index_copy(0, &group.tokens, &rows)?;
-        }
-        outputs.f_view([tokens, -1])
+        let [queries, keys, values] = inputs.map(|x| texts.pad(x));
+        let blocks = queries?.into_iter().zip(keys?).zip(values?);
+        // A token sees none of the zeros, as they come after it.
+        let outputs = blocks.map(|((queries, keys), values)| {
+            self.of_text(&queries, &self.repeated(&keys)?, &self.repeated(&values)?)
+        });
+        texts.unpad(&outputs.collect::<tch::Result<Vec<_>>>()?)
     }
 
     /// Outputs (T, H·D) for queries (T, H, D), and keys and values (T, K, D) of texts of these lengths. With a cache, they
@@ -187,8 +202,8 @@ mod tests {
         let tokens = lengths.iter().sum();
         let random = |heads: i64| Tensor::randn([tokens, heads, 8], (Kind::Float, Device::Cpu));
         let inputs = [random(4), random(2), random(2)];
-        let groups = PaddedTexts::groups(&lengths, Device::Cpu).unwrap();
-        assert_eq!(groups.len(), 5, "1, 2 to 4, 5 to 8, 9 to 16, 17 to 32");
+        let texts = PaddedTexts::new(&lengths, Device::Cpu).unwrap();
+        assert_eq!(texts.blocks.len(), 5, "1, 2 to 4, 5 to 8, 9 to 16, 17 to 32");
         for (cap, window) in
             [(None, None), (None, Some(5)), (Some(2.0), None), (Some(2.0), Some(5))]
         {
@@ -198,7 +213,7 @@ mod tests {
                 attention.of_texts(inputs, &lengths, &alone).unwrap()
             });
             let (found, gradients) = with_gradients(&inputs, &|inputs| {
-                attention.of_padded_texts(inputs, &groups).unwrap()
+                attention.of_padded_texts(inputs, &texts).unwrap()
             });
             let pairs = gradients.iter().zip(&expected_gradients).chain([(&found, &expected)]);
             for (found, expected) in pairs {

@@ -227,7 +227,7 @@ impl DecoderNetwork {
         let inputs = [&queries, &keys, &values];
         let attended = match &pass.padded {
             None => attention.of_texts(inputs, pass.lengths, &earlier),
-            Some(groups) => attention.of_padded_texts(inputs, groups),
+            Some(texts) => attention.of_padded_texts(inputs, texts),
         }?;
         self.linear(layer, LinearKind::Output, &attended, pass)
     }
@@ -299,9 +299,8 @@ impl DecoderNetwork {
         Ok(tables)
     }
 
-    fn padded(&self, lengths: &[i64]) -> tch::Result<Option<Vec<PaddedTexts>>> {
-        let is_on_gpu = self.device != Device::Cpu;
-        is_on_gpu.then(|| PaddedTexts::groups(lengths, self.device)).transpose()
+    fn padded(&self, lengths: &[i64]) -> tch::Result<Option<PaddedTexts>> {
+        self.device.is_cuda().then(|| PaddedTexts::new(lengths, self.device)).transpose()
     }
 
     fn head(&self, state: NetworkState<'_>) -> tch::Result<Head> {
@@ -319,8 +318,8 @@ struct Pass<'a> {
     /// (T)
     tokens: &'a Tensor,
     lengths: &'a [i64],
-    /// The texts in groups that are computed at once; `None` if each is computed alone, as on a CPU and with a cache.
-    padded: Option<Vec<PaddedTexts>>,
+    /// The texts in blocks that are computed at once; `None` if each is computed alone, as on a CPU and with a cache.
+    padded: Option<PaddedTexts>,
     ropes: Vec<RopeTable>,
     state: NetworkState<'a>,
     dropout: Option<Dropout>,
@@ -415,7 +414,7 @@ impl TorchNetwork for DecoderNetwork {
         let dropout =
             (self.dropout > 0.0).then(|| Dropout { share: self.dropout, seed: random.bits() });
         let (tokens, lengths) = (&inputs.main, inputs.lengths.as_slice());
-        let padded = self.padded(lengths).during("order of texts")?;
+        let padded = self.padded(lengths).during("pad texts")?;
         let pass = Pass { tokens, lengths, padded, ropes, state, dropout, cache: None };
         let (x, groups) = self.forward(&pass).during("forward pass")?;
         let result = || {
@@ -454,7 +453,7 @@ impl DecoderNetwork {
     ) -> Result<Option<Tensor>, Error> {
         let ropes = self.ropes(&inputs.lengths, None).during("rotary positions")?;
         let (tokens, lengths) = (&inputs.main, inputs.lengths.as_slice());
-        let padded = self.padded(lengths).during("order of texts")?;
+        let padded = self.padded(lengths).during("pad texts")?;
         let pass = Pass { tokens, lengths, padded, ropes, state, dropout: None, cache: None };
         let mut x = tokens.shallow_clone();
         for part in 0..self.parts.len() {
