@@ -13,7 +13,10 @@ pub struct Precision {
     pub compute: Compute,
     /// `strict`: gradients are summed in a fixed tree, so the result is the same for every number of ranks; `fast`: the
     /// all-reduce of the library, with an order that depends on the number of ranks; on GPUs also the algorithms that
-    /// cuDNN measures as fastest at the start, so two runs can differ in the last bits.
+    /// cuDNN measures as fastest at the start, and attention kernels whose gradients add in any order, so two runs can
+    /// differ in the last bits. `strict` computes attention on a GPU in f32, by matrix products and a softmax, which
+    /// needs memory for the scores of all pairs of tokens (`baton plan` counts it). An exported program may have other
+    /// operations that libtorch adds in any order on a GPU.
     pub determinism: Determinism,
     /// Baton's own kernels for BatchNorm with the operations after it, and for SGD: fewer passes through a GPU's
     /// memory. Enable it only if `baton-worker bench --set precision.fused=true` is faster on your GPU; results differ
