@@ -215,7 +215,7 @@ fn of_store(location: &str) -> Result<Address, Failure> {
     } else {
         String::new()
     };
-    Ok(Address::new(&address, &format!("{location}{note}")))
+    Ok(Address::new(&address, format!("{location}{note}")))
 }
 
 /// Whether a token would be sent over a network without encryption to an address that is not from this user.
