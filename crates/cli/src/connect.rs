@@ -404,12 +404,12 @@ impl Coordinator {
 
     /// Events with an id greater than `after`, including new ones as they happen.
     pub(crate) fn events(&self, after: u64) -> Events {
-        Follow::new(self.clone(), EventFeed { after, past_only: false })
+        Follow::new(self.clone(), EventFeed::new(after, false))
     }
 
     /// Past events with an id greater than `after`.
     pub(crate) fn past_events(&self, after: u64) -> Events {
-        Follow::new(self.clone(), EventFeed { after, past_only: true })
+        Follow::new(self.clone(), EventFeed::new(after, true))
     }
 
     /// Metrics of steps and evaluations so far, and with `follow` also new ones.

@@ -1,7 +1,10 @@
 //! Streams that continue across restarts of a coordinator: an interrupted stream is reopened after the last item
 //! received.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::{HashMap, VecDeque},
+    time::Duration,
+};
 
 use baton_job::exit::Failure;
 use baton_proto::v1::{
@@ -171,20 +174,42 @@ fn is_permanent(status: &Status) -> bool {
 
 /// Past events of the job and, unless `past_only`, new ones.
 pub(crate) struct EventFeed {
-    pub(super) after: u64,
-    pub(super) past_only: bool,
+    after: u64,
+    past_only: bool,
+    /// Id and time of the newest events received. They are read again after an interruption: a coordinator that has taken
+    /// over may not know the last ones of the lost one, and gives their ids to other events.
+    recent: VecDeque<(u64, u64)>,
+}
+
+/// Events that are read again after an interruption.
+const RECENT_EVENTS: usize = 128;
+
+impl EventFeed {
+    pub(super) fn new(after: u64, past_only: bool) -> Self {
+        Self { after, past_only, recent: VecDeque::new() }
+    }
 }
 
 impl Feed for EventFeed {
     type Item = WatchEventsResponse;
 
     async fn open(&mut self, client: &mut Client) -> Result<Streaming<Self::Item>, Status> {
-        let request = WatchEventsRequest { after_id: self.after, past_only: self.past_only };
+        let after_id = self.recent.front().map_or(self.after, |(id, _)| id.saturating_sub(1));
+        let request = WatchEventsRequest { after_id, past_only: self.past_only };
         Ok(client.watch_events(request).await?.into_inner())
     }
 
     fn is_new(&mut self, event: &Self::Item) -> bool {
+        let identity = (event.id, event.unix_millis);
+        if self.recent.contains(&identity) {
+            return false;
+        }
         self.after = event.id;
+        self.recent.retain(|(id, _)| *id < event.id);
+        self.recent.push_back(identity);
+        if self.recent.len() > RECENT_EVENTS {
+            self.recent.pop_front();
+        }
         true
     }
 }
@@ -316,6 +341,25 @@ impl Feed for LogFeed {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn events_with_reused_ids_of_a_coordinator_that_took_over_are_new() {
+        let event = |id, unix_millis| WatchEventsResponse { id, unix_millis, ..Default::default() };
+        let mut feed = EventFeed::new(0, false);
+        for id in 1..=30 {
+            assert!(feed.is_new(&event(id, id)));
+        }
+        // It does not know event 30.
+        assert!(!feed.is_new(&event(29, 29)));
+        assert!(feed.is_new(&event(30, 77)));
+        assert!(!feed.is_new(&event(30, 77)));
+        assert!(feed.is_new(&event(31, 78)));
+        assert_eq!((feed.after, feed.recent.len()), (31, 31));
+        for id in 32..400 {
+            assert!(feed.is_new(&event(id, id + 50)));
+        }
+        assert_eq!(feed.recent.len(), RECENT_EVENTS);
+    }
 
     fn line(node: &str, local_rank: u32, unix_millis: u64) -> StreamLogsResponse {
         StreamLogsResponse {
