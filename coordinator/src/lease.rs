@@ -30,7 +30,7 @@ struct Holder {
     renews: AtomicBool,
     /// Wakes the thread that renews it.
     wake: Mutex<Option<Sender<()>>>,
-    /// Held while the lease is overwritten, so that the last word is the last.
+    /// Held while the lease is taken or overwritten, so that the last word is the last and no wish to renew is missed.
     writes: Mutex<()>,
 }
 
@@ -183,6 +183,7 @@ impl Holder {
     }
 
     fn take(&self) -> Result<(), Error> {
+        let _turn = self.writes.lock();
         let (mine, expected) = match &*self.state.lock() {
             LeaseState::Held(_) => return Ok(()),
             LeaseState::Free { lease, newest } => (lease.clone(), *newest),

@@ -19,11 +19,11 @@ from pathlib import Path
 ROOT = Path(__file__).absolute().parents[2]
 # Checkpoints are made at the multiples of this step; the steps between the first and the last are measured.
 EVERY, STEPS = 20, 60
-SEQUENCE, RANK = 256, 16
+SEQUENCE = 256
 # Seconds after which a variant is ended.
 LIMIT = 45
-# Tokens of a packed sequence, and the share of them that texts fill, roughly.
-PACKED, FILLED = 512, 0.95
+# Tokens of a packed sequence.
+PACKED = 512
 # Shapes of SmolLM2-135M, and of Gemma 2 with a tenth of the 2B model's layers and soft caps on the scores.
 SMOLLM2 = {
     "model_type": "llama",
@@ -97,9 +97,7 @@ def write_model(folder, config):
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(0)
-    kind = config["model_type"]
     made = AutoConfig.for_model(**config, bos_token_id=0, eos_token_id=0, pad_token_id=None)
-    assert made.model_type == kind
     AutoModelForCausalLM.from_config(made, dtype=torch.bfloat16).save_pretrained(folder)
 
 
@@ -126,11 +124,10 @@ def run(command, log):
     return printed
 
 
-def baton(options, model, name, settings, tokens):
+def baton(options, model, name, settings, tokens, all_tokens):
     if name == "lora_packed":
         # About as many tokens as a step of padded texts.
-        sequences, tokens = round(tokens / PACKED), None
-        settings = [*settings, f"train.global_batch={sequences}"]
+        settings = [*settings, f"train.global_batch={round(tokens / PACKED)}"]
     run_dir = options.work / f"{name}-run"
     common = [f"model.path={options.work / model}", f"cluster.device={options.device}"]
     common += [f"data.train={options.work / 'train.beton'}", f"data.val={options.work / 'val.beton'}"]
@@ -146,7 +143,9 @@ def baton(options, model, name, settings, tokens):
     last = max(step for step in saved if step % EVERY == 0)
     seconds = (saved[last] - saved[EVERY]) / (last - EVERY) / 1e3
     said = [event["message"] for event in events if event.get("kind") in ("evaluated", "rank_failed")]
-    tokens = tokens or sequences * PACKED * FILLED
+    if name == "lora_packed":
+        # The job is one epoch.
+        tokens = all_tokens / events[-1]["status"]["latest"]["total_steps"]
     return {"step_seconds": seconds, "tokens_per_second": tokens / seconds, "said": said}
 
 
@@ -190,8 +189,9 @@ def main():
     tokenize += ["--val-share", 0.125, "--by", "module"]
     run(tokenize, work / "tokenize.log")
     (work / "recipe.toml").write_text(RECIPE, encoding="utf-8")
-    measured = texts.read(work / "train.beton", STEPS * options.batch)[EVERY * options.batch :]
-    tokens = sum(len(text) for text, _ in measured) / (STEPS - EVERY)
+    train = work / "train.beton"
+    lengths = [len(text) for text, _ in texts.read(train, texts.count(train))]
+    tokens = sum(lengths[EVERY * options.batch : STEPS * options.batch]) / (STEPS - EVERY)
 
     found = {"tokens_per_step": tokens}
     for name in options.only.split(","):
@@ -201,7 +201,7 @@ def main():
                 found[name] = peft(options, tokens)
             else:
                 model, settings = VARIANTS[name]
-                found[name] = baton(options, model, name, settings, tokens)
+                found[name] = baton(options, model, name, settings, tokens, sum(lengths))
         except (RuntimeError, KeyError, ValueError) as error:
             found[name] = {"error": f"{type(error).__name__}: {error}"}
         if name == "lora_again":

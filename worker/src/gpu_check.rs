@@ -188,23 +188,8 @@ fn nccl_abort_then_reconnect() -> Result<String, String> {
 
 /// Compares the losses of three steps on the same batches on both devices.
 fn same_losses(recipe: &JobSpec, gpu: Device) -> Result<String, String> {
-    let losses = |device| -> Result<Vec<f64>, baton_trainer::learner::Error> {
-        let mut learner = TorchLearner::new(recipe, &InputType::Image, device)?;
-        let mut leaf = learner.new_leaf()?;
-        let batch = synthetic_batch(recipe.train.global_batch, recipe.train.resolution);
-        let scale = 1.0 / batch.len() as f32;
-        let mut losses = Vec::new();
-        for step in 0..3 {
-            let loss = learner.gradient(&batch, scale, &mut leaf)?;
-            losses.push(loss.value()? / batch.len() as f64);
-            learner.measure(&mut leaf)?;
-            let update = Update { step: Step(step), lr: 0.01, micro_batches: 1 };
-            learner.update(&mut leaf, &update)?;
-        }
-        Ok(losses)
-    };
-    let on_gpu = losses(gpu).map_err(text)?;
-    let on_cpu = losses(Device::Cpu).map_err(text)?;
+    let [on_gpu, on_cpu] = [gpu, Device::Cpu].map(|device| trained(recipe, device, 3));
+    let ((_, on_gpu), (_, on_cpu)) = (on_gpu.map_err(text)?, on_cpu.map_err(text)?);
     let differences = on_gpu.iter().zip(&on_cpu).map(|(gpu, cpu)| ((gpu - cpu) / cpu).abs());
     // `f64::max` would pass over a loss that is not a number.
     let worst =
@@ -220,7 +205,7 @@ fn same_gradient(recipe: &JobSpec, gpu: Device) -> Result<String, String> {
     if std::env::var_os(TF32_OVERRIDE).is_none_or(|value| value != "0") {
         return Err(format!("set {TF32_OVERRIDE}=0, as scripts/gpu/check.sh does"));
     }
-    let state = trained(recipe, gpu)?;
+    let state = trained_state(recipe, gpu)?;
     let [on_gpu, on_cpu] = [gpu, Device::Cpu].map(|device| gradient_at(recipe, device, &state));
     let (on_gpu, on_cpu) = (on_gpu?, on_cpu?);
     let difference = difference(&on_gpu, &on_cpu);
@@ -336,7 +321,7 @@ fn state_copy(recipe: &JobSpec, gpu: Device) -> Result<String, String> {
 /// bits when repeated. In bf16 and fp16 both are inexact and round differently: ours may be twice as far from fp32 as
 /// the plain ones.
 fn same_if_fused(recipe: &JobSpec, device: Device) -> Result<String, String> {
-    let state = trained(recipe, device)?;
+    let state = trained_state(recipe, device)?;
     let gradient = |recipe: &JobSpec| gradient_at(recipe, device, &state);
     let exact = gradient(recipe)?;
     let mut details = Vec::new();
@@ -439,17 +424,29 @@ fn averaging(recipe: &JobSpec, fused: bool) -> JobSpec {
 /// Values of a learner's regions, by name.
 type RegionValues = BTreeMap<&'static str, Vec<f32>>;
 
-/// A state after a few steps, in which no parameter's gradient is zero.
-fn trained(recipe: &JobSpec, device: Device) -> Result<RegionValues, String> {
-    let mut learner = TorchLearner::new(recipe, &InputType::Image, device).map_err(text)?;
-    let mut leaf = learner.new_leaf().map_err(text)?;
+/// A learner after some steps on one batch, and the losses before each.
+fn trained(
+    recipe: &JobSpec,
+    device: Device,
+    steps: u64,
+) -> Result<(TorchLearner, Vec<f64>), baton_trainer::learner::Error> {
+    let mut learner = TorchLearner::new(recipe, &InputType::Image, device)?;
+    let mut leaf = learner.new_leaf()?;
     let batch = synthetic_batch(recipe.train.global_batch, recipe.train.resolution);
-    for step in 0..5 {
-        learner.gradient(&batch, 1.0 / batch.len() as f32, &mut leaf).map_err(text)?;
-        learner.measure(&mut leaf).map_err(text)?;
+    let mut losses = Vec::new();
+    for step in 0..steps {
+        let loss = learner.gradient(&batch, 1.0 / batch.len() as f32, &mut leaf)?;
+        losses.push(loss.value()? / batch.len() as f64);
+        learner.measure(&mut leaf)?;
         let update = Update { step: Step(step), lr: 0.01, micro_batches: 1 };
-        learner.update(&mut leaf, &update).map_err(text)?;
+        learner.update(&mut leaf, &update)?;
     }
+    Ok((learner, losses))
+}
+
+/// A state after a few steps, in which no parameter's gradient is zero.
+fn trained_state(recipe: &JobSpec, device: Device) -> Result<RegionValues, String> {
+    let (mut learner, _) = trained(recipe, device, 5).map_err(text)?;
     let values = |region: Region<'_>| Ok((region.name, region.buffer.to_host().map_err(text)?));
     learner.regions().into_iter().map(values).collect()
 }
@@ -459,7 +456,7 @@ fn gradient(recipe: &JobSpec, device: Device) -> Result<Vec<f32>, String> {
     gradient_at(recipe, device, &RegionValues::new())
 }
 
-/// The gradient of one batch, computed by a new learner from a state of [`trained`].
+/// The gradient of one batch, computed by a new learner from a state of [`trained_state`].
 fn gradient_at(recipe: &JobSpec, device: Device, state: &RegionValues) -> Result<Vec<f32>, String> {
     let mut learner = TorchLearner::new(recipe, &InputType::Image, device).map_err(text)?;
     for region in &mut learner.regions() {
@@ -553,7 +550,6 @@ mod tests {
         recipe.cluster.threads_per_rank = 1;
         let found = same_if_fused(&recipe, Device::Cpu).unwrap();
         assert_eq!(found.matches("twice: 0 of 11181642 ").count(), 3, "{found}");
-
         same_update(&recipe, Device::Cpu).unwrap();
     }
 }

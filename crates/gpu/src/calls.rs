@@ -96,7 +96,7 @@ impl CudaCalls {
     /// Number of kernels launched since the start, without cooperative ones and graphs.
     #[must_use]
     pub fn launches(&self) -> u64 {
-        self.counts().iter().filter(|(name, _)| !waits(name)).map(|(_, count)| count).sum()
+        self.counts().iter().filter(|(name, _)| launches(name)).map(|(_, count)| count).sum()
     }
 
     fn counts(&self) -> BTreeMap<String, u64> {

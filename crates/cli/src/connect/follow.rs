@@ -174,6 +174,7 @@ fn is_permanent(status: &Status) -> bool {
 
 /// Past events of the job and, unless `past_only`, new ones.
 pub(crate) struct EventFeed {
+    /// Id of the event before the first one.
     after: u64,
     past_only: bool,
     /// Id and time of the newest events received. They are read again after an interruption: a coordinator that has taken
@@ -204,7 +205,6 @@ impl Feed for EventFeed {
         if self.recent.contains(&identity) {
             return false;
         }
-        self.after = event.id;
         self.recent.retain(|(id, _)| *id < event.id);
         self.recent.push_back(identity);
         if self.recent.len() > RECENT_EVENTS {
@@ -217,7 +217,7 @@ impl Feed for EventFeed {
 impl Follow<EventFeed> {
     /// The id of the last event.
     pub(crate) fn last_id(&self) -> u64 {
-        self.feed.after
+        self.feed.recent.back().map_or(self.feed.after, |(id, _)| *id)
     }
 }
 
@@ -354,7 +354,7 @@ mod tests {
         assert!(feed.is_new(&event(30, 77)));
         assert!(!feed.is_new(&event(30, 77)));
         assert!(feed.is_new(&event(31, 78)));
-        assert_eq!((feed.after, feed.recent.len()), (31, 31));
+        assert_eq!((feed.recent.back(), feed.recent.len()), (Some(&(31, 78)), 31));
         for id in 32..400 {
             assert!(feed.is_new(&event(id, id + 50)));
         }

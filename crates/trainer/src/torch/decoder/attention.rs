@@ -39,29 +39,23 @@ impl PaddedTexts {
     /// A block for each power of two to which lengths are rounded up, so less than half of the rows are zeros. A text's
     /// place depends on the texts of the micro-batch alone. Waits for the device, to copy the rows.
     pub(super) fn new(lengths: &[i64], device: Device) -> tch::Result<Self> {
-        let rounded = |length: i64| length.unsigned_abs().next_power_of_two();
-        let mut longest: BTreeMap<u64, PaddedBlock> = BTreeMap::new();
-        for length in lengths {
-            let block =
-                longest.entry(rounded(*length)).or_insert(PaddedBlock { texts: 0, length: 0 });
-            (block.texts, block.length) = (block.texts + 1, block.length.max(*length));
+        let mut members: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
+        for (text, length) in lengths.iter().enumerate() {
+            members.entry(length.unsigned_abs().next_power_of_two()).or_default().push(text);
         }
-        let mut len = 0;
-        // The first free row of each block, and the rows of a text there.
-        let mut free: BTreeMap<u64, (i64, i64)> = BTreeMap::new();
-        for (bound, block) in &longest {
-            free.insert(*bound, (len, block.length));
-            len += block.texts * block.length;
-        }
-        let mut rows = Vec::new();
-        for length in lengths {
-            if let Some((row, step)) = free.get_mut(&rounded(*length)) {
-                rows.extend(*row..*row + length);
-                *row += *step;
+        let (mut blocks, mut len, mut first_rows) = (Vec::new(), 0, vec![0; lengths.len()]);
+        for texts in members.into_values() {
+            let length = texts.iter().map(|text| lengths[*text]).max().unwrap_or_default();
+            blocks.push(PaddedBlock { texts: texts.len() as i64, length });
+            for text in texts {
+                first_rows[text] = len;
+                len += length;
             }
         }
+        let texts = first_rows.into_iter().zip(lengths);
+        let rows: Vec<i64> = texts.flat_map(|(first, length)| first..first + length).collect();
         let rows = Tensor::f_from_slice(&rows)?.f_to_device(device)?;
-        Ok(Self { blocks: longest.into_values().collect(), len, rows })
+        Ok(Self { blocks, len, rows })
     }
 
     /// (T, H, D) → a tensor (texts, H, length, D) of each block
