@@ -40,7 +40,7 @@ digits() {
     local name=$1 sizes=()
     shift
     [ "$DEVICE" = cpu ] && sizes=(--set train.epochs=2 --set train.resolution=32 --set evaluation.every_epochs=1
-        --set precision.compute=fp32)
+        --set precision.compute=fp32 --set precision.fused=false)
     rm -rf "$results/$name-run" "$results/$name.events"
     (cd "$root" && with_torch "$programs/baton" up recipes/digits_cpu.toml --ranks 1 --run-dir "$results/$name-run" \
         --listen 127.0.0.1:0 --json --set "cluster.device=$DEVICE" --set precision.compute=bf16 "$@" "${sizes[@]}") |
@@ -89,7 +89,7 @@ program() {
 # Language models of made-up weights, and PEFT.
 language() {
     local sizes=()
-    [ "$DEVICE" = cpu ] && sizes=(--small --batch 16 --only lora)
+    [ "$DEVICE" = cpu ] && sizes=(--small --batch 16 --only lora --limit 300)
     with_torch "$PYTHON" "$here/language.py" --programs "$programs" --work "$results/language-work" \
         --device "$DEVICE" "${sizes[@]}"
 }
@@ -124,6 +124,7 @@ run() {
         echo "== $part: has a result" >&2
         return
     fi
+    [ "$DEVICE" != cpu ] || limit=$((4 * limit))
     echo "== $part: at most $limit s" >&2
     export here root programs results PYTHON DEVICE
     # shellcheck disable=SC2163  # the name of a function

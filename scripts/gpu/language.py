@@ -20,8 +20,6 @@ ROOT = Path(__file__).absolute().parents[2]
 # Checkpoints are made at the multiples of this step; the steps between the first and the last are measured.
 EVERY, STEPS = 20, 60
 SEQUENCE = 256
-# Seconds after which a variant is ended.
-LIMIT = 45
 # Tokens of a packed sequence.
 PACKED = 512
 # Shapes of SmolLM2-135M, and of Gemma 2 with a tenth of the 2B model's layers and soft caps on the scores.
@@ -101,14 +99,14 @@ def write_model(folder, config):
     AutoModelForCausalLM.from_config(made, dtype=torch.bfloat16).save_pretrained(folder)
 
 
-def run(command, log):
+def run(command, log, limit=120):
     output = log.with_suffix(".out")
     with log.open("w", encoding="utf-8") as errors, output.open("w", encoding="utf-8") as lines:
         process = subprocess.Popen(list(map(str, command)), stdout=lines, stderr=errors)
         try:
-            status = process.wait(LIMIT)
+            status = process.wait(limit)
         except subprocess.TimeoutExpired:
-            status = f"none after {LIMIT} s"
+            status = f"none after {limit} s"
         finally:
             # A job saves and ends; its processes end with it.
             process.terminate()
@@ -137,7 +135,7 @@ def baton(options, model, name, settings, tokens, all_tokens):
     words = [word for setting in [*common, *settings] for word in ("--set", setting)]
     program = options.programs / "baton"
     command = [program, "up", options.work / "recipe.toml", "--ranks", 1, "--run-dir", run_dir, "--json"]
-    output = run([*command, "--listen", "127.0.0.1:0", *words], options.work / f"{name}.log")
+    output = run([*command, "--listen", "127.0.0.1:0", *words], options.work / f"{name}.log", options.limit)
     events = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     saved = {event["step"]: event["unix_millis"] for event in events if event.get("kind") == "saved"}
     last = max(step for step in saved if step % EVERY == 0)
@@ -153,7 +151,7 @@ def peft(options, tokens):
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", 1]
     command += [ROOT / "scripts/bench-lora/torch_side.py", "--model", options.work / "smollm2"]
     command += ["--data", options.work / "train.beton", "--batch", options.batch, "--device", options.device]
-    output = run(command, options.work / "peft.log")
+    output = run(command, options.work / "peft.log", options.limit)
     at = {int(step): float(when) for when, step in re.findall(r"^(\S+) step (\d+) ", output, re.MULTILINE)}
     seconds = (at[STEPS] - at[EVERY]) / (STEPS - EVERY)
     return {"step_seconds": seconds, "tokens_per_second": tokens / seconds}
@@ -166,6 +164,7 @@ def main():
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     parser.add_argument("--batch", type=int, default=32, help="texts per step")
     parser.add_argument("--small", action="store_true", help="tiny models, to test this script")
+    parser.add_argument("--limit", type=int, default=45, help="seconds after which a variant is ended")
     parser.add_argument("--only", default=",".join([*VARIANTS, "peft"]))
     options = parser.parse_args()
     # A time limit of the caller ends the current job too.
@@ -213,6 +212,8 @@ def main():
         found[name]["seconds"] = round(time.monotonic() - begin, 1)
         print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
     print(json.dumps(found))
+    if failed := [name for name in options.only.split(",") if "error" in found[name]]:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":
