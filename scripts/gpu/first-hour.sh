@@ -90,6 +90,7 @@ program() {
 language() {
     local sizes=()
     [ "$DEVICE" = cpu ] && sizes=(--small --batch 16 --only lora --limit 300)
+    rm -rf "$results/language-work"
     with_torch "$PYTHON" "$here/language.py" --programs "$programs" --work "$results/language-work" \
         --device "$DEVICE" "${sizes[@]}"
 }
