@@ -65,7 +65,9 @@ def main():
     samples = texts.read(arguments.data, STEPS * arguments.batch * world)
     for step in range(STEPS):
         start = (step * world + rank) * arguments.batch
-        texts_of_rank = {name: rows.to(device) for name, rows in batch(samples[start : start + arguments.batch]).items()}
+        texts_of_rank = {
+            name: rows.to(device) for name, rows in batch(samples[start : start + arguments.batch]).items()
+        }
         with torch.autocast(arguments.device, torch.bfloat16, enabled=on_gpu):
             loss = parallel(**texts_of_rank).loss
         loss.backward()

@@ -273,12 +273,13 @@ async fn resnet_ends_with_the_same_bits_for_every_number_of_ranks_and_through_a_
 }
 
 /// Starts a coordinator that ends by itself; returns its exit code and what it wrote.
-fn serve_to_the_end(cluster: &Cluster) -> (Option<i32>, String) {
-    let mut serve = std::process::Command::new(binary("baton-coordinator"));
+async fn serve_to_the_end(cluster: &Cluster) -> (Option<i32>, String) {
+    let mut serve = tokio::process::Command::new(binary("baton-coordinator"));
     serve.arg("serve").arg("--recipe").arg(cluster.recipe());
     serve.args(cluster.overrides().iter().flat_map(|entry| ["--set", entry]));
     serve.arg("--run-dir").arg(cluster.run_dir()).args(["--listen", "127.0.0.1:0"]);
-    let ended = serve.output().unwrap();
+    let ended = serve.kill_on_drop(true).output();
+    let ended = in_time("the end of a coordinator", ended).await.unwrap();
     (ended.status.code(), String::from_utf8_lossy(&ended.stderr).into_owned())
 }
 
@@ -306,7 +307,7 @@ async fn of_two_coordinators_on_one_store_the_older_is_fenced_and_ends_permanent
         older.log("coordinator")
     );
     assert!(!agents[0].success());
-    let (again, text) = serve_to_the_end(&older);
+    let (again, text) = serve_to_the_end(&older).await;
     assert_eq!(again, Some(i32::from(exit::BAD_INPUT)), "{text}");
 
     let status = newer.status().await;
@@ -384,8 +385,8 @@ async fn a_coordinator_without_agents_does_not_disturb_the_copy_of_another_one_s
 async fn what_the_copy_of_a_journal_cannot_tell_is_refused_where_it_matters() {
     let store = tempfile::tempdir().unwrap();
     let job = || endless_in(&store);
-    let refused = |cluster: &Cluster, problem: &str| {
-        let (code, text) = serve_to_the_end(cluster);
+    let refused = async |cluster: &Cluster, problem: &str| {
+        let (code, text) = serve_to_the_end(cluster).await;
         assert_eq!(code, Some(i32::from(exit::BAD_INPUT)), "{text}");
         assert!(text.contains(problem), "{text}");
     };
@@ -402,11 +403,12 @@ async fn what_the_copy_of_a_journal_cannot_tell_is_refused_where_it_matters() {
     events.next_of(Kind::Saved).await;
     second.end().await;
 
-    refused(&first, "another coordinator has continued this job");
-    std::fs::remove_file(store.path().join(format!("journal/{job_id}/00000002-00000002.json")))
+    refused(&first, "another coordinator has continued this job").await;
+    // The first, as the second coordinator's whole journal may be one part: nothing would follow the missing one.
+    std::fs::remove_file(store.path().join(format!("journal/{job_id}/00000001-00000001.json")))
         .unwrap();
     let damaged = "the used part of the budget is unknown";
-    refused(&job().set("limits.max_hours=100"), damaged);
+    refused(&job().set("limits.max_hours=100"), damaged).await;
     // The folder of the job has everything; in a new one, only the history is lost.
     second.start_coordinator(&[]).await;
     second.start_agent("node", 1);
