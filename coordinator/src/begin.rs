@@ -12,7 +12,7 @@ use std::{
 use baton_access::bounded::{MAX_RECIPE_BYTES, read_text};
 use baton_checkpoint::{
     BucketAccess, CheckpointReference, Claimant, CoordinatorLease, EntryState, Error as StoreError,
-    ResumePoint, Store,
+    Store,
 };
 use baton_job::{
     Generation, JobId,
@@ -51,7 +51,7 @@ pub(crate) fn begin(
 ) -> Result<RunningJob, Failure> {
     let clock = Clock::start();
     let place = ServingPlace::of(args, address)?;
-    let PreparedJob { engine, journal, store, records, lease, moved } =
+    let PreparedJob { engine, journal, store, records, lease, first_event } =
         prepare(args, &spec, &place, clock)?;
     let collector = args.otlp_endpoint.as_ref();
     let traces = collector.map(|at| traces(at, &engine, &journal, &records)).transpose()?;
@@ -81,8 +81,8 @@ pub(crate) fn begin(
     let run_dir = args.run_dir.clone();
     let (job_loop, job) =
         JobLoop::new(engine, (journal, apart), claim, run_dir, clock, metrics.clone(), traces);
-    if let Some(text) = moved {
-        job.send(Event::CoordinatorMoved { text }.into());
+    if let Some(event) = first_event {
+        job.send(event.into());
     }
     let thread = thread::Builder::new()
         .name("job".to_owned())
@@ -132,8 +132,8 @@ struct PreparedJob {
     /// Records read from the journal.
     records: Vec<Record>,
     lease: LeaseAtStart,
-    /// From where to where the job's coordinator has moved, for people.
-    moved: Option<String>,
+    /// Whether another coordinator's job is continued, or why its history is not.
+    first_event: Option<Event>,
 }
 
 /// The lease of a store when a coordinator starts.
@@ -190,10 +190,10 @@ fn prepare(
         (journal, records) = open(&path)?;
     }
     let store = open_store(spec, &args.run_dir, !new_run && may_have_ranks(&records))?;
-    let (mut lease, mut moved) = (LeaseAtStart::Unread, None);
+    let (mut lease, mut first_event) = (LeaseAtStart::Unread, None);
     if args.take_over.is_some() {
         // First the journal: who cannot continue must not replace the one that may still serve.
-        records = continue_lost_job(&mut journal, spec, &store, RanksOfLostJob::MayRun)?;
+        (records, _) = continue_lost_job(&mut journal, spec, &store, RanksOfLostJob::MayRun)?;
         if records.is_empty() {
             return Err(bad_input(format!(
                 "--take-over: {} has no journal of a job that runs; start the job with `baton up`",
@@ -201,7 +201,7 @@ fn prepare(
             )));
         }
         let (taken, text) = take_over::lease(args, place, &store)?;
-        (lease, moved) = (LeaseAtStart::Taken(taken), Some(text));
+        (lease, first_event) = (LeaseAtStart::Taken(taken), Some(Event::CoordinatorMoved { text }));
         take_over::refuse_newer_copy(&journal, &records, &store)?;
     } else if !may_have_ranks(&records) {
         // Before the journal's copy is read: who takes a lease later has continued the job.
@@ -224,9 +224,7 @@ fn prepare(
                 Some(job) => refuse_older_folder(&journal, job, &store)?,
                 None => {
                     let ranks = RanksOfLostJob::Lost;
-                    records = continue_lost_job(&mut journal, spec, &store, ranks)?;
-                    let text = "continues the job of a coordinator whose run folder is lost";
-                    moved = (!records.is_empty()).then(|| text.to_owned());
+                    (records, first_event) = continue_lost_job(&mut journal, spec, &store, ranks)?;
                 }
             }
         }
@@ -235,7 +233,8 @@ fn prepare(
     let engine = match Engine::replay(spec, &records, clock.now()) {
         Some(resumed) => {
             let changes = changes(resumed.origin(), spec, &store)?;
-            if !changes.is_empty() && !args.allow_recipe_change {
+            let undoes_change = !changes.is_empty() && undoes_change(spec, &records, &store)?;
+            if !changes.is_empty() && !args.allow_recipe_change && !undoes_change {
                 return Err(other_recipe(args, &changes));
             }
             let restore = resumed.restore();
@@ -245,7 +244,8 @@ fn prepare(
                 resumed
             } else {
                 // A checkpoint that the old run must not resume from is excluded for this run too.
-                let allow_recipe_change = restore.allow_recipe_change || args.allow_recipe_change;
+                let was_allowed = restore.allow_recipe_change && !undoes_change;
+                let allow_recipe_change = was_allowed || args.allow_recipe_change;
                 let restore = Restore { allow_recipe_change, ..restore };
                 drop(journal);
                 set_aside(&path)?;
@@ -260,7 +260,7 @@ fn prepare(
             clock.now(),
         ),
     };
-    Ok(PreparedJob { engine, journal, store, records, lease, moved })
+    Ok(PreparedJob { engine, journal, store, records, lease, first_event })
 }
 
 /// Whether the job of this run folder was taken over by another coordinator and is over there: the copy of the journal has
@@ -301,30 +301,34 @@ fn refuse_older_folder(journal: &Journal, job: JobId, store: &Store) -> Result<(
 }
 
 /// Continues the job that used the store last, whose run folder is lost, with the copy of its journal. Returns its
-/// records, or none if there is no such job. Training resumes from the newest checkpoint in either case.
+/// records, or none if there is no such job, and the event that says so. Training resumes from the newest checkpoint in
+/// either case.
 fn continue_lost_job(
     journal: &mut Journal,
     spec: &JobSpec,
     store: &Store,
     ranks: RanksOfLostJob,
-) -> Result<Vec<Record>, Failure> {
+) -> Result<(Vec<Record>, Option<Event>), Failure> {
     let has_budget = spec.limits.max_hours.is_some() || spec.limits.max_dollars.is_some();
     let taken = match journal_copy::of_last_job(store, ranks) {
-        Ok(Some(taken)) => {
-            if taken.is_empty() && has_budget {
-                tracing::warn!(
-                    "hours and dollars count from zero: {} has no copy of the journal of the job before",
-                    store.location()
-                );
-            }
-            taken
+        Ok(Some(taken)) if taken.is_empty() && has_budget => {
+            let problem = format!(
+                "hours and dollars count from zero: {} has no copy of the journal of the job before",
+                store.location()
+            );
+            return Ok((Vec::new(), Some(Event::JournalCopyFailed { problem })));
         }
-        Ok(None) => Vec::new(),
+        Ok(taken) => taken.unwrap_or_default(),
         Err(error @ StoreError::DamagedJournal { .. }) if has_budget => {
             // It would be spent a second time without anybody's consent.
+            let newest = store.newest().map_err(|error| disk::store_failure(&error))?;
+            let consent = match newest {
+                Some(newest) => format!("--resume {}", newest.name()),
+                None => "--no-auto-resume".to_owned(),
+            };
             return Err(bad_input(format!(
-                "the used part of the budget is unknown: {error}; move that folder away: training resumes from the newest \
-                 checkpoint, and hours count from zero"
+                "the used part of the budget is unknown: {error}; to go on and count hours and dollars from zero, give \
+                 {consent}"
             )));
         }
         Err(error @ StoreError::DamagedJournal { .. }) if ranks == RanksOfLostJob::MayRun => {
@@ -333,17 +337,23 @@ fn continue_lost_job(
             )));
         }
         Err(error @ StoreError::DamagedJournal { .. }) => {
-            tracing::warn!("the history of the job before is lost: {error}");
-            Vec::new()
+            let problem = format!(
+                "the history of the job before is lost, and training resumes from the newest checkpoint: {error}"
+            );
+            return Ok((Vec::new(), Some(Event::JournalCopyFailed { problem })));
         }
         Err(error) => return Err(disk::store_failure(&error)),
     };
     let unusable = |error: anyhow::Error| crash(format!("{error:#}"));
-    if !taken.is_empty() {
+    let is_continued = !taken.is_empty();
+    if is_continued {
         journal.fill(taken).map_err(unusable)?;
         tracing::info!("continues the job with the journal in {}", store.location());
     }
-    journal.records().map_err(unusable)
+    let moved = is_continued.then(|| Event::CoordinatorMoved {
+        text: format!("continues the job with the copy of its journal in {}", store.location()),
+    });
+    Ok((journal.records().map_err(unusable)?, moved))
 }
 
 /// The journal's copy and the coordinator's lease, in a store that is not lost together with the run folder.
@@ -460,11 +470,8 @@ fn refuse_store_of_another_recipe(spec: &JobSpec, store: &Store) -> Result<(), F
     let claimant = store.claimant(store.fence().map_err(failure)?).map_err(failure)?;
     let user = claimant.map(|claimant| (format!("is used by {claimant}"), claimant.recipe));
     // A job of an older version is known only by its checkpoints.
-    let newest = match store.find(&Restore::default(), &mut |_, _| Ok(())) {
-        Err(StoreError::NoUsableCheckpoint { .. }) => None,
-        found => found.map_err(failure)?,
-    };
-    let newest = newest.map(|ResumePoint { manifest, .. }| {
+    let newest = store.newest().map_err(failure)?;
+    let newest = newest.map(|manifest| {
         let name = JobSpec::from_saved(&manifest.recipe).map(|saved| saved.name);
         let name = name.map(|name| format!(" `{name}`")).unwrap_or_default();
         (format!("has checkpoint {} of job{name}", manifest.name()), manifest.recipe)
@@ -498,13 +505,23 @@ fn changes(origin: &JobOrigin, spec: &JobSpec, store: &Store) -> Result<Vec<Stri
     Ok(saved.map_or_else(Vec::new, |saved| spec.changes_since(&saved)))
 }
 
+/// Whether this recipe is that of the newest checkpoint, and the run of the journal with another one has saved nothing:
+/// its ranks may have refused `--allow-recipe-change`, so only the recipe from before can go on.
+fn undoes_change(spec: &JobSpec, records: &[Record], store: &Store) -> Result<bool, Failure> {
+    if may_have_ranks(records) || records.iter().any(|record| matches!(record, Record::Saved(_))) {
+        return Ok(false);
+    }
+    let newest = store.newest().map_err(|error| disk::store_failure(&error))?;
+    Ok(newest.is_some_and(|newest| spec.changes_since(&newest.recipe).is_empty()))
+}
+
 fn new_origin(
     spec: &JobSpec,
     store: &Store,
     restore: impl FnOnce(Generation) -> Restore,
 ) -> Result<JobOrigin, Failure> {
-    // The fence is at least the number of every generation that has written to this store.
-    let first_generation = store.fence().map_err(|error| disk::store_failure(&error))?.next();
+    let first_generation =
+        store.unused_generation().map_err(|error| disk::store_failure(&error))?;
     let job = JobId(uuid::Uuid::new_v4());
     let restore = restore(first_generation);
     Ok(JobOrigin { job, recipe: Some(spec.to_json()), first_generation, restore })
@@ -611,7 +628,9 @@ mod tests {
 
         let refused = continued(RanksOfLostJob::MayRun).unwrap_err();
         assert!(refused.message.contains("part 00000001-00000001"), "{refused}");
-        assert_eq!(continued(RanksOfLostJob::Lost).unwrap().len(), 0);
+        let (records, event) = continued(RanksOfLostJob::Lost).unwrap();
+        assert_eq!(records, []);
+        assert!(matches!(event, Some(Event::JournalCopyFailed { .. })), "{event:?}");
     }
 
     #[test]

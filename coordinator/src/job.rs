@@ -294,7 +294,7 @@ impl JobLoop {
     fn round(&mut self, first: Option<JobInput>) -> Result<bool> {
         let problems = self.apart.as_ref().map(|apart| apart.copy.take_problems());
         for problem in problems.into_iter().flatten() {
-            self.handle_event(Event::JournalNotCopied { problem })?;
+            self.handle_event(Event::JournalCopyFailed { problem })?;
         }
         let mut continues = match first {
             Some(input) => self.handle_input(input)?,

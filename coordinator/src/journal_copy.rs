@@ -133,14 +133,16 @@ fn read(store: &Store, job: JobId, parts: &[JournalPart]) -> Result<Vec<JournalE
 }
 
 /// The journal of the job that used the store last: all its entries, with those added that continue it; none if the store
-/// has no copy. `None` if there is no job that can continue.
+/// never had a copy. `None` if there is no job that can continue.
 pub(crate) fn of_last_job(
     store: &Store,
     ranks: RanksOfLostJob,
 ) -> Result<Option<Vec<JournalEntry>>, Error> {
     let fence = store.fence()?;
-    let Some(claimant) = store.claimant(fence)? else { return Ok(None) };
-    let job = claimant.job;
+    // Without the lease, a damaged or missing fence would hide the job and what it has used of its budget.
+    let leased = store.lease()?.map(|lease| lease.job).filter(|job| *job != JobId::default());
+    let claimed = store.claimant(fence)?.map(|claimant| claimant.job);
+    let Some(job) = claimed.or(leased) else { return Ok(None) };
     let mut attempt = 1;
     let mut all = loop {
         match store.journal_parts(job).and_then(|parts| read(store, job, &parts)) {
@@ -152,7 +154,13 @@ pub(crate) fn of_last_job(
     let damaged = |error: serde_json::Error| store.damaged_journal(job, &error.to_string());
     let records = records(&all).map_err(damaged)?;
     if records.is_empty() {
-        return Ok(Some(all));
+        // Who takes a lease copies the journal then, long before the first save.
+        let has_been_copied =
+            leased == Some(job) && store.newest()?.is_some_and(|saved| saved.job == job);
+        return match has_been_copied {
+            true => Err(store.damaged_journal(job, "it is gone")),
+            false => Ok(Some(all)),
+        };
     }
     let Some(added) = Record::after_loss(&records, fence, ranks) else { return Ok(None) };
     for (key, record) in (records.len() as u64..).zip(added) {

@@ -10,8 +10,9 @@ from typing import Any, NoReturn
 from baton._alert import KINDS, Email, Webhook, alert, newest_sent, place_of
 from baton._job import attach
 from baton._programs import JobError
-from baton._track import MlflowTracker, WandbTracker, track
+from baton._track import MlflowTracker, TrackerUnavailableError, WandbTracker, track
 
+_FAILED = 1
 _BAD_INPUT = 2
 _TRACK_EXAMPLES = """examples:
   baton track --wandb cats                            the newest run below runs/, until it ends
@@ -41,6 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
     except ImportError as error:
         name = str(error.name).partition(".")[0]
         _refuse(f"{name} is not installed: pip install {'mlflow-skinny' if name == 'mlflow' else name}")
+    except TrackerUnavailableError as error:
+        _refuse(str(error), _FAILED)
     except (JobError, OSError, ValueError) as error:
         _refuse(str(error))
     except Exception as error:
@@ -50,9 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
         _refuse(str(error).strip().partition("\n")[0])
 
 
-def _refuse(problem: str) -> NoReturn:
+def _refuse(problem: str, code: int = _BAD_INPUT) -> NoReturn:
     print(f"error: {problem}", file=sys.stderr)
-    sys.exit(_BAD_INPUT)
+    sys.exit(code)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,8 +7,11 @@ another machine too, continues the same run.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
+import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,10 +23,17 @@ from baton._programs import JobError
 from baton._run import Run, flat, parsed_point
 
 _POLL_SECONDS = 2.0
-# MLflow takes at most 1,000 values at once, and a point has about ten.
+# A point has about ten values.
 _POINTS_PER_RECORD = 50
+_MLFLOW_MAX_VALUES = 1_000
+# After the job's end, a service that does not answer is tried again this often.
+_LAST_ATTEMPTS = 5
 # Columns that are no metrics.
 _NOT_SENT = {"unix_millis", "generation", "step", "total_steps", "steps_per_epoch", "extent", "texts", "samples"}
+
+
+class TrackerUnavailableError(JobError):
+    """The service does not take what is sent. It may later."""
 
 
 class Tracker(Protocol):
@@ -33,7 +43,10 @@ class Tracker(Protocol):
 
     def log(self, step: int, unix_millis: int, values: dict[str, float]) -> None: ...
 
-    def flush(self) -> None: ...
+    def flush(self) -> None:
+        """Sends what was logged.
+
+        Raises `TrackerUnavailableError` if it was not; the next call sends it."""
 
     def finish(self, succeeded: bool) -> None: ...
 
@@ -65,29 +78,54 @@ class MlflowTracker:
     name = "mlflow"
 
     def __init__(self, uri: str, experiment: str, name: str, known: str | None) -> None:
+        # By default its client tries again for minutes without a word; `track` tries again itself.
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+        os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
         from mlflow.entities import Metric
+        from mlflow.exceptions import MlflowException
         from mlflow.tracking import MlflowClient
 
+        self._uri = uri
         self._metric = Metric
-        self._client = MlflowClient(tracking_uri=uri)
-        if known is None:
-            found = self._client.get_experiment_by_name(experiment)
-            number = found.experiment_id if found else self._client.create_experiment(experiment)
-            known = self._client.create_run(number, run_name=name).info.run_id
-        self.run_id = str(known)
-        self._client.update_run(self.run_id, status="RUNNING")
+        self._error = MlflowException
+        with self._named_errors():
+            self._client = MlflowClient(tracking_uri=uri)
+            if known is None:
+                found = self._client.get_experiment_by_name(experiment)
+                number = found.experiment_id if found else self._client.create_experiment(experiment)
+                known = self._client.create_run(number, run_name=name).info.run_id
+            self.run_id = str(known)
+            self._client.update_run(self.run_id, status="RUNNING")
         self._waiting: list[Any] = []
 
     def log(self, step: int, unix_millis: int, values: dict[str, float]) -> None:
         self._waiting += [self._metric(name, value, unix_millis, step) for name, value in values.items()]
 
     def flush(self) -> None:
-        if self._waiting:
-            self._client.log_batch(self.run_id, metrics=self._waiting)
-            self._waiting = []
+        while self._waiting:
+            with self._named_errors():
+                self._client.log_batch(self.run_id, metrics=self._waiting[:_MLFLOW_MAX_VALUES])
+            del self._waiting[:_MLFLOW_MAX_VALUES]
 
     def finish(self, succeeded: bool) -> None:
-        self._client.set_terminated(self.run_id, "FINISHED" if succeeded else "FAILED")
+        with self._named_errors():
+            self._client.set_terminated(self.run_id, "FINISHED" if succeeded else "FAILED")
+
+    @contextlib.contextmanager
+    def _named_errors(self) -> Iterator[None]:
+        """Adds to the client's errors where it happened and what to do."""
+        try:
+            yield
+        except self._error as error:
+            where = _without_password(self._uri)
+            problem = _without_password(str(error).strip().partition("\n")[0])[:300]
+            raise TrackerUnavailableError(
+                f"MLflow at {where}: {problem}; check that its server runs and that --mlflow has its address"
+            ) from None
+
+
+def _without_password(text: str) -> str:
+    return re.sub(r"//[^/@\s]+@", "//…@", text)
 
 
 def track(run_dir: Path, open_tracker: Callable[[str, str | None], Any], name: str, *, follow: bool = True) -> int:
@@ -101,20 +139,35 @@ def track(run_dir: Path, open_tracker: Callable[[str, str | None], Any], name: s
     tracker = open_tracker(_title(run), record.run_id)
     record.run_id = tracker.run_id
     record.write()
+    print(f"{run.path}: metrics go to {name}, run {tracker.run_id}", file=sys.stderr)
     points = _Points(run.path / "metrics.jsonl")
-    sent = 0
+    sent, failed, is_reported = 0, 0, False
     while True:
         # Whether it has ended comes first: what it has written last is then there.
         ended = not follow or _has_ended(run)
-        for point in points.new():
-            sent += _send(tracker, record, point)
-            if sent % _POINTS_PER_RECORD == 0:
-                tracker.flush()
-                record.write()
-        tracker.flush()
-        record.write()
-        if ended:
-            break
+        try:
+            for point in points.new():
+                if not _send(tracker, record, point):
+                    continue
+                sent += 1
+                if sent % _POINTS_PER_RECORD == 0:
+                    tracker.flush()
+                    record.write()
+            tracker.flush()
+            record.write()
+        except TrackerUnavailableError as error:
+            failed += ended
+            if not follow or failed == _LAST_ATTEMPTS:
+                raise TrackerUnavailableError(f"{error}; the same command sends what is left") from None
+            if not is_reported:
+                print(f"{error}; metrics wait until it answers", file=sys.stderr)
+            is_reported = True
+        else:
+            if is_reported:
+                print("the metrics that waited are sent", file=sys.stderr)
+            is_reported = False
+            if ended:
+                break
         time.sleep(_POLL_SECONDS)
     tracker.finish(_succeeded(run))
     return sent
@@ -158,7 +211,8 @@ class _Points:
                 yield parsed_point(line, f"{self._path}, before byte {self._read}")
 
 
-def _send(tracker: Tracker, record: _Record, point: dict[str, Any]) -> int:
+def _send(tracker: Tracker, record: _Record, point: dict[str, Any]) -> bool:
+    """Returns false if it has been sent before, or is of no kind that is sent."""
     for kind, prefix in (("step", "train/"), ("evaluation", "val/")):
         value = point.get(kind)
         if value is None or value["step"] <= record.newest.get(kind, 0):
@@ -167,8 +221,8 @@ def _send(tracker: Tracker, record: _Record, point: dict[str, Any]) -> int:
         values = {prefix + name: number for name, number in row.items() if name not in _NOT_SENT and _is_number(number)}
         tracker.log(value["step"], point["unix_millis"], values)
         record.newest[kind] = value["step"]
-        return 1
-    return 0
+        return True
+    return False
 
 
 def _is_number(value: Any) -> bool:

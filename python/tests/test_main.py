@@ -3,8 +3,9 @@
 import sys
 
 import pytest
+from baton import _track
 from baton.__main__ import main
-from run_files import add_points
+from run_files import add_points, evaluation, step
 
 
 def refused(capsys, *arguments):
@@ -46,3 +47,47 @@ def test_a_client_that_is_missing_is_named_with_its_command(tmp_path, monkeypatc
     for flag, package in (("--wandb", "wandb"), ("--mlflow", "mlflow-skinny")):
         error = refused(capsys, "track", tmp_path / "run", flag, "x")
         assert error == f"error: {flag.strip('-')} is not installed: pip install {package}"
+
+
+class UnreliableTracker:
+    """Takes what was logged at the calls of `flush` whose numbers are in `answers`."""
+
+    name = run_id = "unreliable"
+
+    def __init__(self, answers):
+        self.answers, self.calls = answers, 0
+        self.waiting, self.taken, self.finished = [], [], False
+
+    def log(self, step, unix_millis, values):
+        self.waiting.append(step)
+
+    def flush(self):
+        self.calls += 1
+        if self.calls not in self.answers:
+            raise _track.TrackerUnavailableError("it does not answer")
+        self.taken += self.waiting
+        self.waiting = []
+
+    def finish(self, succeeded):
+        self.finished = True
+
+
+def test_metrics_wait_for_a_service_that_does_not_answer(tmp_path, monkeypatch, capsys, no_programs):
+    monkeypatch.setattr(_track, "_POLL_SECONDS", 0)
+    run = tmp_path / "run"
+    add_points(run, step(0, 1, 1, 2.5, 0.1), evaluation(1, 1, 1, 0.1))
+
+    unreachable = UnreliableTracker(answers=[])
+    with pytest.raises(_track.TrackerUnavailableError, match="the same command sends what is left"):
+        _track.track(run, lambda title, known: unreachable, "unreliable")
+    assert not unreachable.finished
+    assert capsys.readouterr().err.count("metrics wait until it answers") == 1
+
+    later = UnreliableTracker(answers=[4])
+    sent = _track.track(run, lambda title, known: later, "unreliable")
+    assert later.finished and len(later.taken) == sent == 2
+    assert "the metrics that waited are sent" in capsys.readouterr().err
+
+    again = UnreliableTracker(answers=[1])
+    assert _track.track(run, lambda title, known: again, "unreliable") == 0
+    assert again.taken == []

@@ -309,6 +309,27 @@ async fn a_job_whose_checkpoints_are_gone_or_damaged_is_not_begun_again() {
 }
 
 #[tokio::test]
+async fn after_a_change_that_does_not_fit_the_recipe_from_before_goes_on() {
+    let mut cluster = Cluster::endless();
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 1);
+    cluster.events().await.saved_at(1).await;
+    cluster.end().await;
+
+    cluster = cluster.set("train.resolution=16");
+    let log = failed_with(&mut cluster, &["--allow-recipe-change"]).await;
+    assert!(log.contains("step-"), "{log}");
+
+    cluster = cluster.set("train.resolution=8");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 1);
+    let started = cluster.new_events().await.next_of(Kind::TrainingStarted).await;
+    assert!(started.message.contains("from checkpoint step-"), "{}", started.message);
+    cluster.end().await;
+    cluster.assert_undisturbed_bits().await;
+}
+
+#[tokio::test]
 async fn the_same_recipe_continues_in_a_new_run_folder() {
     let mut lost = Cluster::new().set("train.epochs=1");
     let state = lost.run_to_the_end(1).await;

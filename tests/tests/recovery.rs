@@ -401,14 +401,32 @@ async fn what_the_copy_of_a_journal_cannot_tell_is_refused_where_it_matters() {
     let mut events = second.new_events().await;
     second.start_agent("node", 1);
     events.next_of(Kind::Saved).await;
+    refused(&first, "another coordinator has continued this job").await;
     second.end().await;
 
-    refused(&first, "another coordinator has continued this job").await;
+    // A lease names the job, too.
+    let fence = std::fs::read_dir(store.path().join("fences")).unwrap();
+    let newest = fence.map(|fence| fence.unwrap().path()).max().unwrap();
+    std::fs::write(newest, "").unwrap();
+    let mut third = job();
+    third.start_coordinator(&[]).await;
+    assert_eq!(third.status().await.job_id, job_id);
+    third.kill_coordinator().await;
+
+    let unknown = "the used part of the budget is unknown";
+    let with_budget = || job().set("limits.max_hours=100");
+    let journal = store.path().join("journal").join(&job_id);
     // The first, as the second coordinator's whole journal may be one part: nothing would follow the missing one.
-    std::fs::remove_file(store.path().join(format!("journal/{job_id}/00000001-00000001.json")))
-        .unwrap();
-    let damaged = "the used part of the budget is unknown";
-    refused(&job().set("limits.max_hours=100"), damaged).await;
+    std::fs::remove_file(journal.join("00000001-00000001.json")).unwrap();
+    refused(&with_budget(), unknown).await;
+    std::fs::remove_dir_all(&journal).unwrap();
+    refused(&with_budget(), unknown).await;
+    refused(&with_budget(), "give --resume step-").await;
+    let mut without = job();
+    without.start_coordinator(&[]).await;
+    let lost = without.events().await.next_of(Kind::StoreUnavailable).await.message;
+    assert!(lost.contains("the history of the job before is lost"), "{lost}");
+    without.kill_coordinator().await;
     // The folder of the job has everything; in a new one, only the history is lost.
     second.start_coordinator(&[]).await;
     second.start_agent("node", 1);

@@ -90,16 +90,19 @@ pub fn tls_problem(error: &(dyn error::Error + 'static)) -> Option<String> {
     {
         return None;
     }
-    let remedy = match has(&["fatal alert"]) && !has(&["certificaterequired"]) && has(CLIENT_ALERTS)
-    {
-        true => {
-            "the coordinator refuses the certificate of --client-cert: give one that the authority of the \
-             coordinator's --tls-client-ca has issued and that is still valid"
-        }
-        false => {
-            "give the certificate's authority with --tls-ca, and your own certificate with --client-cert if the \
-             coordinator requires one"
-        }
+    let refuses_client =
+        has(&["fatal alert"]) && !has(&["certificaterequired"]) && has(CLIENT_ALERTS);
+    let remedy = if refuses_client {
+        "the coordinator refuses the certificate of --client-cert: give one that the authority of the \
+         coordinator's --tls-client-ca has issued and that is still valid"
+    } else if has(&["certificate expired"]) {
+        "start the coordinator with a new certificate, for example of `baton cert`, or set the clock of this machine"
+    } else if has(&["certificate not valid for name"]) {
+        "use a name or address of the certificate in the URL, or make a certificate for this one, for example with \
+         `baton cert --host`"
+    } else {
+        "give the certificate's authority with --tls-ca, and your own certificate with --client-cert if the \
+         coordinator requires one"
     };
     Some(format!("the TLS connection failed ({cause}): {remedy}"))
 }
@@ -137,5 +140,13 @@ mod tests {
         assert!(untrusted.contains("--tls-ca"), "{untrusted}");
         let refused = problem("received fatal alert: UnknownCA").unwrap();
         assert!(refused.contains("refuses the certificate of --client-cert"), "{refused}");
+        let expired =
+            "invalid peer certificate: certificate expired: verification time 9 (UNIX), …";
+        let expired = problem(expired).unwrap();
+        assert!(expired.contains("start the coordinator with a new certificate"), "{expired}");
+        let name =
+            "invalid peer certificate: certificate not valid for name \"a\"; certificate is …";
+        let name = problem(name).unwrap();
+        assert!(name.contains("baton cert --host"), "{name}");
     }
 }

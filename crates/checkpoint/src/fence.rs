@@ -100,6 +100,15 @@ impl Store {
         Ok(Generation(numbers.max().unwrap_or(0)))
     }
 
+    /// The generation of a new run: newer than all that have written to this store, even if their fences are gone.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn unused_generation(&self) -> Result<Generation, Error> {
+        let saved = self.ids()?.into_iter().map(|id| id.generation).max();
+        Ok(saved.unwrap_or_default().max(self.fence()?).next())
+    }
+
     /// The coordinator that opened this generation; `None` if the fence does not say it.
     ///
     /// # Errors

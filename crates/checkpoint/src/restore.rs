@@ -71,6 +71,17 @@ impl Store {
         }
     }
 
+    /// The newest checkpoint with a good manifest; `None` if there is none. Its files are not read.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn newest(&self) -> Result<Option<Manifest>, Error> {
+        match self.find(&Restore::default(), &mut |_, _| Ok(())) {
+            Err(Error::NoUsableCheckpoint { .. }) => Ok(None),
+            found => Ok(found?.map(|found| found.manifest)),
+        }
+    }
+
     /// The newest checkpoint that the job has saved, with the reason, if it is valid and newer than `found`, but not among
     /// those that were `skipped`: it is no longer there.
     fn missing(&self, restore: &Restore, found: SaveId, skipped: &[String]) -> Option<String> {

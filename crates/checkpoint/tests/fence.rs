@@ -281,3 +281,14 @@ fn raising_the_fence_again_does_not_abandon_a_save_of_the_same_generation() {
     store.commit(&manifest).unwrap();
     assert_eq!(newest(&store).manifest, manifest);
 }
+
+#[test]
+fn the_generation_of_a_new_run_is_newer_than_all_saves_without_a_fence_too() {
+    let store = Store::memory().unwrap();
+    assert_eq!(store.unused_generation().unwrap(), Generation(1));
+    // A save of a generation whose fence is gone.
+    written(&store, id(3, 10), 1);
+    assert_eq!(store.unused_generation().unwrap(), Generation(4));
+    store.raise_fence(Generation(5)).unwrap();
+    assert_eq!(store.unused_generation().unwrap(), Generation(6));
+}

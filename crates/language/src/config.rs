@@ -142,7 +142,7 @@ fn decoder(family: &Family, keys: &ConfigKeys<'_>) -> Result<DecoderModel, Strin
         (true, _) => keys.optional(key, None),
         _ => Ok(None),
     };
-    let dropout = keys.number("attention_dropout", Some(0.0))?;
+    let dropout = keys.read("attention_dropout", Some(0.0), "a number", Value::as_f64)?;
     if dropout != 0.0 {
         return Err(format!("has attention_dropout = {dropout}: only 0 is supported"));
     }
@@ -276,12 +276,17 @@ fn rope(map: Option<&Map<String, Value>>, theta: f64) -> Result<Rope, String> {
     let scaling = match keys.text("rope_type", Some(&old))?.as_str() {
         "default" => RopeScaling::None,
         "linear" => RopeScaling::Linear { factor: keys.number("factor", None)? },
-        "llama3" => RopeScaling::Llama3 {
-            factor: keys.number("factor", None)?,
-            low: keys.number("low_freq_factor", None)?,
-            high: keys.number("high_freq_factor", None)?,
-            original: keys.number("original_max_position_embeddings", None)?,
-        },
+        "llama3" => {
+            let (low, high) =
+                (keys.number("low_freq_factor", None)?, keys.number("high_freq_factor", None)?);
+            if high <= low {
+                return Err(format!(
+                    "has high_freq_factor = {high}, which must be above low_freq_factor = {low}"
+                ));
+            }
+            let original = keys.number("original_max_position_embeddings", None)?;
+            RopeScaling::Llama3 { factor: keys.number("factor", None)?, low, high, original }
+        }
         other => {
             return Err(format!(
                 "has rotary positions of type {other:?}: only default, linear and llama3 are supported"
@@ -318,24 +323,7 @@ fn check(decoder: &DecoderModel) -> Result<(), String> {
     if !head_dim.is_multiple_of(2) {
         return Err(format!("has head_dim = {head_dim}, which must be even"));
     }
-    let is_positive = |value: f64| value > 0.0 && value.is_finite();
-    let caps = [decoder.score_cap, decoder.logit_cap];
-    let scales = [decoder.score_scale, decoder.norm_eps];
-    let ropes = decoder.layers.iter().flat_map(|layer| {
-        let Rope { theta, scaling } = layer.rope;
-        match scaling {
-            RopeScaling::None => vec![theta],
-            RopeScaling::Linear { factor } => vec![theta, factor],
-            RopeScaling::Llama3 { factor, low, high, original } => {
-                vec![theta, factor, low, high - low, original]
-            }
-        }
-    });
-    let mut all = caps.into_iter().flatten().chain(scales).chain(ropes);
-    match all.find(|value| !is_positive(*value)) {
-        None => Ok(()),
-        Some(value) => Err(format!("has the value {value} where a number above 0 is needed")),
-    }
+    Ok(())
 }
 
 /// The keys of an object, and which of them were read.
@@ -374,30 +362,25 @@ impl<'a> ConfigKeys<'a> {
     }
 
     fn number(&self, key: &str, default: Option<f64>) -> Result<f64, String> {
-        self.read(key, default, "a number", Value::as_f64)
+        let is_valid = |value: &f64| *value > 0.0 && value.is_finite();
+        self.read(key, default, "a number above 0", |value| value.as_f64().filter(is_valid))
     }
 
     /// A number that may be null, which is not the same as absent.
     fn optional(&self, key: &str, default: Option<f64>) -> Result<Option<f64>, String> {
-        match self.map.get(key) {
-            None => {
-                self.get(key);
-                Ok(default)
-            }
-            Some(Value::Null) => {
-                self.get(key);
-                Ok(None)
-            }
-            Some(_) => self.number(key, None).map(Some),
+        match (self.map.contains_key(key), self.get(key)) {
+            (false, _) => Ok(default),
+            (true, None) => Ok(None),
+            (true, Some(_)) => self.number(key, None).map(Some),
         }
     }
 
     /// A size that may be null, which is not the same as absent.
     fn optional_size(&self, key: &str, default: Option<u64>) -> Result<Option<u64>, String> {
-        match self.optional(key, None)? {
-            Some(_) => self.size(key, None).map(Some),
-            None if self.map.contains_key(key) => Ok(None),
-            None => Ok(default),
+        match (self.map.contains_key(key), self.get(key)) {
+            (false, _) => Ok(default),
+            (true, None) => Ok(None),
+            (true, Some(_)) => self.size(key, None).map(Some),
         }
     }
 

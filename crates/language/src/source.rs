@@ -77,6 +77,7 @@ impl WeightSource {
         let metadata: Header = serde_json::from_slice(&header)
             .map_err(|error| fail(format!("is not a valid safetensors file: {error}")))?;
         let number = self.files.len();
+        let mut end = start;
         for (name, info) in metadata.tensors() {
             let (from, to) = (info.data_offsets.0 as u64, info.data_offsets.1 as u64);
             if to < from || start.checked_add(to).is_none_or(|end| end > bytes) {
@@ -84,6 +85,7 @@ impl WeightSource {
                     "ends before tensor {name} does: download it again, it is not complete"
                 )));
             }
+            end = end.max(start + to);
             let shape = info.shape.iter().map(|dim| *dim as u64).collect();
             let location = WeightLocation {
                 file: number,
@@ -93,6 +95,12 @@ impl WeightSource {
                 shape,
             };
             self.tensors.insert(name, location);
+        }
+        if end != bytes {
+            return Err(fail(format!(
+                "has {} bytes after its last tensor: download it again",
+                bytes - end
+            )));
         }
         self.files.push((path.to_owned(), file));
         Ok(())

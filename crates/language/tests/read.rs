@@ -112,7 +112,11 @@ fn what_is_not_computed_is_refused_by_name() {
             "has num_attention_heads x head_dim = 524288: at most 262144",
         ),
         ("llama", json!({"vocab_size": 1 << 23}), "has vocab_size = 8388608: at most 4194304"),
-        ("llama", json!({"rms_norm_eps": 0.0}), "has the value 0 where a number above 0 is needed"),
+        (
+            "llama",
+            json!({"rms_norm_eps": 0.0}),
+            "has rms_norm_eps = 0.0, which must be a number above 0",
+        ),
         (
             "llama",
             json!({"rope_scaling": {"type": "yarn", "factor": 4.0}}),
@@ -122,7 +126,7 @@ fn what_is_not_computed_is_refused_by_name() {
         (
             "llama",
             json!({"rope_scaling": {"type": "linear", "factor": 0}}),
-            "has the value 0 where",
+            "has factor = 0, which must be a number above 0",
         ),
         ("llama", json!({"num_hidden_layers": 5000}), "has num_hidden_layers = 5000: at most 4096"),
         (
@@ -201,6 +205,8 @@ fn files_that_do_not_fit_their_description_are_refused() {
     let bytes = fs::read(&weights).unwrap();
     fs::write(&weights, &bytes[..bytes.len() - 1]).unwrap();
     assert!(error(&spec).contains("download it again, it is not complete"), "{}", error(&spec));
+    fs::write(&weights, [bytes.as_slice(), b"more"].concat()).unwrap();
+    assert!(error(&spec).contains("has 4 bytes after its last tensor"), "{}", error(&spec));
     fs::write(&weights, [0xff; 64]).unwrap();
     assert!(error(&spec).contains("is not a valid safetensors file"), "{}", error(&spec));
     fs::write(&weights, b"short").unwrap();

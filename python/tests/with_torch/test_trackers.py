@@ -2,6 +2,7 @@
 
 import collections
 import json
+import socket
 import struct
 from pathlib import Path
 
@@ -78,3 +79,21 @@ def test_a_job_with_two_interruptions_is_one_run_with_every_value_once(tmp_path,
     for name in ("train/loss", "val/top1"):
         steps = [metric.step for metric in client.get_metric_history(tracked.info.run_id, name)]
         assert sorted(steps) == sorted(step for wanted, step in expected if wanted == name)
+
+
+def test_an_mlflow_that_cannot_be_reached_is_named_within_seconds(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(ROOT)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        free = server.getsockname()[1]
+    job = baton.up(
+        "digits_cpu",
+        set={"model.arch": "linear", "optimizer": {"kind": "sgd"}, "train.epochs": 2},
+        run_dir=tmp_path / "run",
+    )
+    job.wait(timeout=120)
+    with pytest.raises(SystemExit) as ended:
+        main(["track", str(tmp_path / "run"), "--mlflow", f"http://me:secret@127.0.0.1:{free}", "--once"])
+    error = capsys.readouterr().err
+    assert ended.value.code == 1 and "secret" not in error
+    assert f"error: MLflow at http://…@127.0.0.1:{free}: " in error
+    assert "check that its server runs and that --mlflow has its address" in error

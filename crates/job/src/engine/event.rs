@@ -62,8 +62,8 @@ pub enum Event {
         /// One line: what, where, what to do.
         message: String,
     },
-    /// The journal could not be copied into the checkpoint store.
-    JournalNotCopied {
+    /// The journal's copy in the checkpoint store could not be written or read.
+    JournalCopyFailed {
         /// What, where, what to do.
         problem: String,
     },

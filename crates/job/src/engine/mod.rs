@@ -248,7 +248,7 @@ impl Engine {
             Event::Fenced => self.fenced(now),
             Event::FenceFailed { failure } => self.fence_failed(now, failure),
             Event::TakenOver { message } => self.taken_over(now, message),
-            Event::JournalNotCopied { problem } => {
+            Event::JournalCopyFailed { problem } => {
                 self.publish(JobEventKind::StoreUnavailable, problem);
             }
             Event::CoordinatorMoved { text } => {

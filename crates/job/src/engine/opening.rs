@@ -346,6 +346,12 @@ impl Engine {
         }
     }
 
+    /// Whether this generation waits for its fence.
+    pub(super) fn is_opening(&self, generation: Generation) -> bool {
+        let opening = self.lifecycle.opening.as_ref();
+        opening.is_some_and(|opening| opening.generation == generation)
+    }
+
     /// Handles a save that was refused because the fence is at a newer generation than that of the ranks. If this job did
     /// not try to raise it so far, another coordinator did.
     pub(super) fn refused_by_fence(&mut self, now: Time, fence: Generation, message: String) {

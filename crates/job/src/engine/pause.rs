@@ -22,6 +22,8 @@ pub(super) struct Pauses {
     pub(super) current: Option<Pause>,
     /// Number of times that a pause began or ended.
     pub(super) changes: u64,
+    /// Whether this coordinator was asked for a pause or for its end, which is newer than anything that ranks know.
+    pub(super) is_requested_here: bool,
     /// Attached time of earlier pauses.
     before: Duration,
 }

@@ -100,6 +100,15 @@ impl Engine {
             }
             RankReport::Stopping { step } => self.drain_advanced(now, step, DrainStage::Agreed),
             RankReport::Copied { step } => self.drain_advanced(now, step, DrainStage::Copied),
+            RankReport::SaveFailed(SaveProblem { fence: Some(fence), .. })
+                if self.is_opening(fence) =>
+            {
+                let text = format!(
+                    "the save in progress is given up because generation {fence} begins; the ranks keep their state, and \
+                     save it when the next save is due"
+                );
+                self.note(now, JobEventKind::SaveFailed, text);
+            }
             RankReport::SaveFailed(SaveProblem { message, fence }) => {
                 self.results.save_problem = Some(message.clone());
                 self.note(now, JobEventKind::SaveFailed, message.clone());

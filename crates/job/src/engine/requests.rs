@@ -62,9 +62,20 @@ impl Engine {
     }
 
     pub(super) fn pause(&mut self, now: Time, reason: String) {
-        if self.can_pause().is_err() {
-            return;
+        if self.can_pause().is_ok() {
+            self.pauses.is_requested_here = true;
+            self.begin_pause(now, reason);
         }
+    }
+
+    pub(super) fn resume(&mut self, now: Time) {
+        if self.can_resume().is_ok() {
+            self.pauses.is_requested_here = true;
+            self.go_on(now);
+        }
+    }
+
+    fn begin_pause(&mut self, now: Time, reason: String) {
         let text = format!("training pauses after the current step: {reason}");
         let at = self.accounting.spent(now);
         self.pauses.begin(now, &reason, at);
@@ -73,11 +84,10 @@ impl Engine {
         self.send_to_world(&Directive::Pause(self.pauses.state()));
     }
 
-    pub(super) fn resume(&mut self, now: Time) {
-        if self.end_pause(now) {
-            self.publish(JobEventKind::Resumed, "training resumes".to_owned());
-            self.send_to_world(&Directive::Pause(self.pauses.state()));
-        }
+    fn go_on(&mut self, now: Time) {
+        self.end_pause(now);
+        self.publish(JobEventKind::Resumed, "training resumes".to_owned());
+        self.send_to_world(&Directive::Pause(self.pauses.state()));
     }
 
     /// Adopts a pause state that is newer than the journal: it may lack the newest records if it is the copy of a lost
@@ -86,24 +96,28 @@ impl Engine {
         if known.number <= self.pauses.changes || self.outcome().is_some() {
             return;
         }
-        match (known.paused, self.pauses.current.is_some()) {
-            (true, false) => {
-                self.pause(now, "requested before the coordinator was lost".to_owned())
+        let is_paused = self.pauses.current.is_some();
+        if self.pauses.is_requested_here && is_paused != known.paused {
+            // Newer than what the ranks know.
+            self.pauses.changes = known.number + 1;
+            return;
+        }
+        match (known.paused, is_paused) {
+            (true, false) if self.drain.is_none() => {
+                self.begin_pause(now, "requested before the coordinator was lost".to_owned());
             }
-            (false, true) => self.resume(now),
+            (false, true) => self.go_on(now),
             _ => {}
         }
         self.pauses.changes = self.pauses.changes.max(known.number);
     }
 
-    /// Ends the pause, if there is one, because the job must resume or end; returns whether there was one.
-    pub(super) fn end_pause(&mut self, now: Time) -> bool {
+    /// Ends the pause, if there is one, because the job must resume or end.
+    pub(super) fn end_pause(&mut self, now: Time) {
         let at = self.accounting.spent(now);
-        let was_paused = self.pauses.end(at);
-        if was_paused {
+        if self.pauses.end(at) {
             self.actions.push(Action::Persist(Record::Resumed { at }));
         }
-        was_paused
     }
 
     // ---- drain ----

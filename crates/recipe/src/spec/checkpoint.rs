@@ -37,12 +37,12 @@ impl Default for Checkpoint {
 
 pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
     rules.at_least_1("checkpoint.keep_last", spec.checkpoint.keep_last);
-    let scheme = spec.checkpoint.dir.split_once("://").map(|(scheme, _)| scheme);
+    let url = spec.checkpoint.dir.split_once("://");
     // The rest of a URL may contain a password.
     rules.check(
-        scheme.is_none_or(|scheme| scheme == "s3"),
+        url.is_none_or(|(scheme, rest)| scheme == "s3" && rest.starts_with(|c| c != '/')),
         "checkpoint.dir",
-        format!("{}://…", scheme.unwrap_or_default()),
+        format!("{}://…", url.unwrap_or_default().0),
         "must be a folder or s3://bucket/prefix",
     );
     // A shell expands it only at the beginning of a word; a folder of this name is a trap for `rm -r`.

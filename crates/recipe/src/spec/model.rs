@@ -123,6 +123,7 @@ const MAX_OUTPUTS: u32 = 1 << 24;
 
 pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
     let min = match spec.loss.kind {
+        _ if spec.model.arch.is_causal_lm() => 0,
         LossKind::CrossEntropy => 2,
         LossKind::NextToken => 0,
         _ => 1,

@@ -206,6 +206,10 @@ fn times_too_short_for_any_rank_are_refused() {
 fn a_checkpoint_folder_with_an_unknown_scheme_or_a_tilde_is_refused_without_its_password() {
     let error = refused(&["checkpoint.dir='http://user:secret@host/x'"]);
     assert_eq!(error, "recipe: checkpoint.dir = http://…: must be a folder or s3://bucket/prefix");
+    for dir in ["s3://", "s3:///x"] {
+        let error = refused(&[&format!("checkpoint.dir='{dir}'")]);
+        assert!(error.contains("checkpoint.dir = s3://…: must be a folder or s3://b"), "{error}");
+    }
     let error = refused(&["checkpoint.dir='~/runs/x'"]);
     assert!(
         error.starts_with("recipe: checkpoint.dir = ~/runs/x: must not begin with ~"),
@@ -600,6 +604,8 @@ fn wrong_values_for_a_language_model_are_refused() {
         let error =
             JobSpec::from_toml(LANGUAGE_MODEL, &[change.to_owned()]).unwrap_err().to_string();
         assert!(error.contains(expected), "{change}: {error}");
+        let is_about_classes = error.contains("num_classes");
+        assert_eq!(is_about_classes, change.contains("num_classes"), "{change}: {error}");
     }
     for (change, expected) in [
         ("loss.kind=next_token", "needs model.arch = \"causal_lm\""),

@@ -206,6 +206,18 @@ fn published(actions: &[Action], kind: JobEventKind) -> Vec<String> {
 }
 
 #[test]
+fn a_save_that_the_next_generation_cuts_short_is_no_problem_of_the_store() {
+    let mut engine = joining();
+
+    let event = rank_event(&engine, Generation(1), 0, save_refused_by(2));
+    let actions = engine.handle(at(7.0), event);
+
+    let [text] = &published(&actions, JobEventKind::SaveFailed)[..] else { panic!("{actions:?}") };
+    assert!(text.contains("given up because generation 2 begins"), "{text}");
+    assert_eq!(engine.status().save_problem, None);
+}
+
+#[test]
 fn requests_are_carried_out_while_the_store_is_slow() {
     let mut engine = joining();
 
@@ -536,6 +548,24 @@ fn a_pause_that_only_agents_know_of_is_adopted() {
     let is_sent =
         |action: &Action| matches!(action, Action::Send { directive, .. } if *directive == resumed);
     assert!(actions.iter().any(is_sent), "newer than what the agent knows: {actions:?}");
+}
+
+#[test]
+fn a_request_to_this_coordinator_is_newer_than_the_pause_that_agents_know_of() {
+    let mut engine = reattaching(&[1]);
+    engine.handle(at(1.0), Event::Pause { reason: "a look".to_owned() });
+    engine.handle(at(2.0), Event::Resume);
+    let pause = PauseState { number: 5, paused: true };
+    let running = running(1, &[(0, RankPhase::Training)]);
+    let job = Some(engine.origin().job);
+    let hello = Hello { pause, job, ..Hello::new(node(0), 1, running) };
+    let attached = Event::Attached { attachment: Attachment(7), hello };
+
+    let actions = engine.handle(at(3.0), attached);
+
+    assert_eq!(engine.status().pause, None);
+    let resumed = send(0, 7, Directive::Pause(PauseState { number: 6, paused: false }));
+    assert!(actions.contains(&resumed), "{actions:?}");
 }
 
 #[test]
