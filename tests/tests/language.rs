@@ -7,7 +7,7 @@ mod language;
 
 use baton_job::exit;
 use baton_proto::v1::watch_events_response::Kind;
-use baton_tests::Cluster;
+use baton_tests::{Cluster, kill};
 use language::{
     Files,
     models::{config_of, write_model},
@@ -79,6 +79,30 @@ async fn adapters_of_a_quantised_model_continue_within_an_epoch_of_packed_texts_
     let cluster = files.train(Cluster::endless()).set("checkpoint.every_steps=2");
     let cluster = cluster.set("adapter.base='nf4'");
     cluster.assert_same_bits_through_a_kill_and_with_other_ranks([2, 10, 16]).await;
+}
+
+#[tokio::test]
+async fn a_spare_holds_the_frozen_weights_and_replaces_a_dead_rank_with_the_same_bits() {
+    let files = Files::new();
+    let mut cluster = files.train(Cluster::endless()).set("checkpoint.every_steps=2");
+    cluster = cluster.set("adapter.base='nf4'").set("cluster.warm_spare=true");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    let mut events = cluster.events().await;
+    events.saved_at(2).await;
+    let is_loaded = || cluster.log("rank-spare").contains("the frozen weights are loaded");
+    cluster.until("the spare is ready", async || is_loaded().then_some(())).await;
+    let [_, killed, _spare] = cluster.rank_pids(0)[..] else { panic!("not two and a spare") };
+
+    kill(killed);
+
+    events.next_of(Kind::Recovered).await;
+    assert_eq!(cluster.log("agent").matches("is_warm=true").count(), 1);
+    let logs = [cluster.log("rank-0"), cluster.log("rank-1")].concat();
+    assert_eq!(logs.matches("uses the weights that it has loaded").count(), 1, "{logs}");
+    events.saved_at(10).await;
+    cluster.end().await;
+    cluster.assert_undisturbed_bits().await;
 }
 
 #[tokio::test]

@@ -38,10 +38,15 @@ impl ServerFiles {
     /// The TLS settings, if there are any.
     ///
     /// # Errors
-    /// A file cannot be read.
+    /// A file cannot be read; the certificate or its key is invalid, or they do not belong together.
     pub fn tls(&self) -> Result<Option<ServerTlsConfig>, Error> {
         let (Some(cert), Some(key)) = (&self.tls_cert, &self.tls_key) else { return Ok(None) };
-        let tls = ServerTlsConfig::new().identity(Identity::from_pem(read(cert)?, read(key)?));
+        let identity = Identity::from_pem(read(cert)?, read(key)?);
+        check_identity(&identity).map_err(|problem| {
+            let (cert, key) = (cert.display(), key.display());
+            Error(format!("--tls-cert {cert} and --tls-key {key} cannot be used: {problem}"))
+        })?;
+        let tls = ServerTlsConfig::new().identity(identity);
         match &self.tls_client_ca {
             Some(ca) => Ok(Some(tls.client_ca_root(Certificate::from_pem(read(ca)?)))),
             None => Ok(Some(tls)),

@@ -161,6 +161,7 @@ impl Processes {
         ours.set_nonblocking(true)?;
         let child = Command::new(std::env::current_exe()?)
             .args(["rank", "--parent", &std::process::id().to_string()])
+            .args(local_rank.is_none().then_some("--spare"))
             // Ranks do not call the coordinator.
             .env_remove(TOKEN_VARIABLE)
             .envs(self.gpus.environment(local_rank))

@@ -59,7 +59,11 @@ impl StandbySetup {
                 "the job's coordinator has TLS or tokens: give its {files} here too"
             ));
         }
-        find("baton-coordinator").err().map(|failure| failure.message)
+        let files = &self.flags.access;
+        let unusable = files.tls().map(drop).and_then(|()| files.tokens().map(drop)).err();
+        unusable
+            .map(|error| error.to_string())
+            .or_else(|| find("baton-coordinator").err().map(|failure| failure.message))
     }
 
     /// Address to serve on: not on all interfaces, of which some may be public.
@@ -219,7 +223,12 @@ impl StandbyNode {
                 let queue = self.queue.clone();
                 self.coordinator = Some(tokio::spawn(async move {
                     match child.wait().await {
-                        Ok(status) => info!("the coordinator of this node has ended: {status}"),
+                        Ok(status) if status.success() => {
+                            info!("the coordinator of this node has ended");
+                        }
+                        Ok(status) => warn!(
+                            log = %log.display(), "the coordinator of this node has ended: {status}"
+                        ),
                         Err(error) => warn!("the coordinator of this node is lost: {error}"),
                     }
                     let _ = queue.send(AgentInput::CoordinatorEnded);
@@ -322,8 +331,9 @@ mod tests {
         let files = ["--tls-cert", "c", "--tls-key", "k", "--tokens", "t"];
         assert!(needs_files(setup("10.0.0.7", true, &[])));
         assert!(needs_files(setup("10.0.0.7", true, &files[..4])));
-        assert!(!needs_files(setup("10.0.0.7", true, &files)));
         assert!(!needs_files(setup("10.0.0.7", false, &[])));
+        let unusable = setup("10.0.0.7", true, &files).obstacle().unwrap();
+        assert!(unusable.starts_with("c: No such file"), "{unusable}");
     }
 
     #[test]

@@ -42,7 +42,7 @@ use baton_trainer::{
     BuildLearner, Error, GenerationContext, JobInputs, Learner, Trainer, TrainingJob,
     learner::MemoryKind,
     linear::LinearLearner,
-    torch::{self, Device, TorchLearner},
+    torch::{self, Device, LoadedModel, TorchLearner},
 };
 use tracing::{info, warn};
 
@@ -65,6 +65,9 @@ pub(crate) struct Args {
     /// Process id of the agent.
     #[arg(long)]
     parent: u32,
+    /// Wait for the slot of a rank that will die.
+    #[arg(long)]
+    spare: bool,
 }
 
 /// Runs until the job is done or drained, or this rank fails.
@@ -79,7 +82,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         ))
     })?;
     let sender = MessageSender::new(&link)?;
-    let result = train(link, &sender);
+    let result = train(link, &sender, args.spare);
     if let Err(failure) = &result {
         sender.send_failure(failure);
     }
@@ -126,7 +129,7 @@ fn socket() -> std::io::Result<UnixStream> {
     link.local_addr().map(|_| link)
 }
 
-fn train(link: UnixStream, sender: &MessageSender) -> Result<(), Failure> {
+fn train(link: UnixStream, sender: &MessageSender, is_spare: bool) -> Result<(), Failure> {
     let setup = match link::read::<ToRank>(&link) {
         Ok(Some(ToRank::Setup(setup))) => setup,
         Ok(Some(_)) => return Err(crash("the agent's first message is not the setup")),
@@ -138,6 +141,12 @@ fn train(link: UnixStream, sender: &MessageSender) -> Result<(), Failure> {
     // Everything that does not depend on the slot is done first, so that a spare has done it in advance.
     torch::device::prepare(&spec);
     let job = open_job(&setup, &spec);
+    // Another rank reads them directly onto its device. What fails here is tried again, and reported, there.
+    let loaded = is_spare.then(|| LoadedModel::read(&spec).ok().flatten()).flatten();
+    if loaded.is_some() {
+        info!("the frozen weights are loaded");
+    }
+    let loaded = Mutex::new(loaded);
     let SlotAssignment { local_rank, gpu, log } = match link::read::<ToRank>(&link) {
         Ok(Some(ToRank::Slot(slot))) => slot,
         other => return Err(crash(format!("expected a slot from the agent, got {other:?}"))),
@@ -167,7 +176,11 @@ fn train(link: UnixStream, sender: &MessageSender) -> Result<(), Failure> {
     if spec.model.arch.is_linear() {
         rank.serve(job, Box::new(move || LinearLearner::new(&spec, &input_type)))
     } else {
-        rank.serve(job, Box::new(move || TorchLearner::blank(&spec, &input_type, device)))
+        let build = move || {
+            let loaded = loaded.lock().ok().and_then(|mut loaded| loaded.take());
+            TorchLearner::blank_with(&spec, &input_type, device, loaded)
+        };
+        rank.serve(job, Box::new(build))
     }
 }
 

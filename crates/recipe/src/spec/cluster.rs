@@ -29,7 +29,7 @@ pub struct Cluster {
     /// for this time, or waits four times as long for its loader or for a save; 0 is never.
     pub hang_seconds: f64,
     /// Every node keeps a spare process ready, which replaces a rank that dies: it has loaded the libraries and opened
-    /// the data, and uses no GPU memory.
+    /// the data, and uses no GPU memory. With `[adapter]` it also holds the frozen weights, in the memory of the host.
     pub warm_spare: bool,
     /// If the coordinator does not answer any more, a node starts another one, which continues the job. Needs several nodes,
     /// and a `checkpoint.dir` outside of the run folder.

@@ -21,7 +21,7 @@ use tch::{Device, Kind, Tensor};
 use super::{
     buffer::lend,
     completions::Completions,
-    decoder::DecoderNetwork,
+    decoder::{DecoderNetwork, LoadedModel},
     failure::During,
     flat::{self, FlatLayout, FlatTensor, views},
     fused::Fused,
@@ -151,13 +151,26 @@ impl TorchLearner {
     /// # Errors
     /// `model.arch` is not made of layers; out of memory.
     pub fn blank(spec: &JobSpec, input_type: &InputType, device: Device) -> Result<Self, Error> {
+        Self::blank_with(spec, input_type, device, None)
+    }
+
+    /// The same with frozen weights that are loaded.
+    ///
+    /// # Errors
+    /// As [`blank`](Self::blank).
+    pub fn blank_with(
+        spec: &JobSpec,
+        input_type: &InputType,
+        device: Device,
+        loaded: Option<LoadedModel>,
+    ) -> Result<Self, Error> {
         if spec.model.arch.is_program() {
             let network = Box::new(ProgramNetwork::read(spec, device)?);
             return Self::with(spec, network, None, device);
         }
         if spec.model.arch.is_causal_lm() {
             let completions = Completions::of(spec)?;
-            let network = Box::new(DecoderNetwork::read(spec, device)?);
+            let network = Box::new(DecoderNetwork::read(spec, device, loaded)?);
             return Ok(Self { completions, ..Self::with(spec, network, None, device)? });
         }
         let channels = match input_type {

@@ -56,6 +56,7 @@ mod working;
 pub use tch::Device;
 
 pub use self::{
+    decoder::LoadedModel,
     device::gpu_count,
     learner::{BatchNormMode, TorchLeaf, TorchLearner},
 };

@@ -11,6 +11,22 @@ pub(super) enum FrozenWeight {
 }
 
 impl FrozenWeight {
+    /// Moves it to the device of the tables, without a copy if it is there.
+    pub(super) fn to_device_of(self, tables: &Nf4Tables) -> tch::Result<Self> {
+        let device = tables.device;
+        Ok(match self {
+            Self::Dense(weight) => Self::Dense(weight.f_to_device(device)?),
+            Self::Nf4(weight) => Self::Nf4(Nf4Weight {
+                packed: weight.packed.f_to_device(device)?,
+                scales: weight.scales.f_to_device(device)?,
+                outer_scales: weight.outer_scales.f_to_device(device)?,
+                pairs: tables.pairs.shallow_clone(),
+                scale_codes: tables.scales.shallow_clone(),
+                ..weight
+            }),
+        })
+    }
+
     /// The weight in its own number format; f32 if it is NF4.
     pub(super) fn dense(&self) -> tch::Result<Tensor> {
         match self {

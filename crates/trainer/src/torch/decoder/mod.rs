@@ -35,6 +35,7 @@ use self::{
     rope::{RopeTable, rotate},
 };
 use super::{
+    device::set_threads,
     failure::During,
     network::{NetworkInputs, NetworkState, PassResult, TorchNetwork},
     working,
@@ -73,6 +74,36 @@ enum ModelWeights {
     Trained(LanguageModel),
 }
 
+/// The frozen weights of a recipe's language model, read into the memory of the host before the device is known.
+#[derive(Debug)]
+pub struct LoadedModel {
+    /// Digest of the model's files.
+    digest: String,
+    weights: Vec<FrozenWeight>,
+}
+
+impl LoadedModel {
+    /// Reads them, with as many threads as training has. `None` if all weights of the recipe are trained.
+    ///
+    /// # Errors
+    /// The model cannot be read, is not supported, or does not fit the recipe; out of memory.
+    pub fn read(spec: &JobSpec) -> Result<Option<Self>, Error> {
+        if spec.adapter.is_none() {
+            return Ok(None);
+        }
+        set_threads(spec.cluster.threads_per_rank);
+        let model = LanguageModel::of_recipe(spec).map_err(|error| recipe(&error))?;
+        let digest = model.digest().map_err(|error| recipe(&error))?;
+        let weights = frozen(&model, &digest, working::kind(spec.precision.compute), Device::Cpu)?;
+        Ok(Some(Self { digest, weights }))
+    }
+
+    fn on(self, device: Device) -> tch::Result<Vec<FrozenWeight>> {
+        let tables = Nf4Tables::new(device)?;
+        self.weights.into_iter().map(|weight| weight.to_device_of(&tables)).collect()
+    }
+}
+
 #[derive(Debug, Default)]
 struct DecoderPart {
     /// Indices of the trained parameters that it uses. The tied head is not among them.
@@ -101,11 +132,15 @@ struct LinearTensors {
 }
 
 impl DecoderNetwork {
-    /// Reads the model of a recipe.
+    /// Reads the model of a recipe, but not the weights that are `loaded`.
     ///
     /// # Errors
     /// The model cannot be read, is not supported, or does not fit the recipe; out of memory.
-    pub(super) fn read(spec: &JobSpec, device: Device) -> Result<Self, Error> {
+    pub(super) fn read(
+        spec: &JobSpec,
+        device: Device,
+        loaded: Option<LoadedModel>,
+    ) -> Result<Self, Error> {
         let model = LanguageModel::of_recipe(spec).map_err(|error| recipe(&error))?;
         let without_decay = spec.model.no_decay_patterns();
         let freeze = spec.model.freeze_patterns();
@@ -134,14 +169,20 @@ impl DecoderNetwork {
         }
         let digest = model.digest().map_err(|error| recipe(&error))?;
         let adapter = model.adapter.as_ref();
+        // The files may have changed since.
+        let loaded = loaded.filter(|loaded| loaded.digest == digest);
         Ok(Self {
             head: index(if model.decoder.ties_head { EMBEDDING } else { HEAD })?,
             adapter_scale: adapter.map_or(0.0, |adapter| adapter.scale),
             dropout: adapter.map_or(0.0, |adapter| adapter.dropout),
             decoder: model.decoder.clone(),
-            weights: match adapter {
-                None => ModelWeights::Trained(model),
-                Some(_) => ModelWeights::Frozen(frozen(&model, &digest, kind, device)?),
+            weights: match (adapter, loaded) {
+                (None, _) => ModelWeights::Trained(model),
+                (Some(_), Some(loaded)) => {
+                    tracing::info!("this process uses the weights that it has loaded");
+                    ModelWeights::Frozen(loaded.on(device).during("copy the model's weights")?)
+                }
+                (Some(_), None) => ModelWeights::Frozen(frozen(&model, &digest, kind, device)?),
             },
             digest,
             layers,

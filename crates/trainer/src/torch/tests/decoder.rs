@@ -23,7 +23,7 @@ use super::*;
 use crate::{
     learner::Error,
     sampling::{Prompt, Sampling},
-    torch::weights,
+    torch::{LoadedModel, weights},
 };
 
 const NO_LABEL: i64 = baton_data::NO_LABEL as i64;
@@ -37,12 +37,16 @@ fn model(family: &str, changes: &[&str]) -> (TorchLearner, TempDir) {
 }
 
 fn open(folder: &Path, changes: &[&str]) -> Result<TorchLearner, Error> {
+    TorchLearner::new(&recipe_of(folder, changes), &InputType::Tokens, Device::Cpu)
+}
+
+fn recipe_of(folder: &Path, changes: &[&str]) -> JobSpec {
     let path = format!("model.path={}", folder.display());
     let mut all = vec!["model.arch=causal_lm", path.as_str(), "model.num_classes=0"];
     all.extend(["model.zero_init_gamma=false", "loss={ kind='next_token' }"]);
     all.extend(["data.sequence=64", "adapter={ rank=3, alpha=6 }", "schedule.lr=0.05"]);
     all.extend(changes);
-    TorchLearner::new(&recipe(&all), &InputType::Tokens, Device::Cpu)
+    recipe(&all)
 }
 
 /// Texts of these lengths; the first third of each has no labels.
@@ -448,6 +452,39 @@ fn a_quantised_model_computes_what_one_with_its_values_computes() {
         assert!(leaf_of(&mut quantised, &batch) == leaf_of(&mut dense, &batch), "{family}");
         assert_eq!(evaluated(&mut quantised, &batch), evaluated(&mut dense, &batch), "{family}");
     }
+}
+
+#[test]
+fn weights_that_a_spare_has_loaded_are_those_of_the_model_at_the_start() {
+    for base in ["fp32", "nf4"] {
+        let adapter = format!("adapter={{ rank=3, alpha=6, base='{base}' }}");
+        let (mut first, folder) = model("llama", &[&adapter]);
+        let spec = recipe_of(folder.path(), &[&adapter]);
+        let loaded = || {
+            let loaded = LoadedModel::read(&spec).unwrap();
+            assert!(loaded.is_some());
+            loaded
+        };
+        let start = |loaded| {
+            let mut learner =
+                TorchLearner::blank_with(&spec, &InputType::Tokens, Device::Cpu, loaded).unwrap();
+            learner.initialise().unwrap();
+            disturb(&mut learner);
+            leaf_of(&mut learner, &texts(&[9, 14]))
+        };
+        disturb(&mut first);
+        let first = leaf_of(&mut first, &texts(&[9, 14]));
+        assert!(start(loaded()) == first, "{base}");
+
+        let before = loaded();
+        write_model(folder.path(), &config_of("llama"), 4);
+        let changed = start(before);
+        assert!(changed != first && changed == start(None), "{base}");
+    }
+    let (_, folder) = model("llama", &[]);
+    let mut whole = recipe_of(folder.path(), &[]);
+    whole.adapter = None;
+    assert!(LoadedModel::read(&whole).unwrap().is_none(), "nothing is frozen");
 }
 
 #[test]
