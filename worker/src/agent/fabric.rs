@@ -6,15 +6,16 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use baton_job::gpu::fabric::Fabric;
+use baton_job::gpu::fabric::{EfaPlugin, Fabric};
 use sysinfo::Networks;
 
 /// Folder with one entry for each RDMA adapter (EFA adapters are among them), with a link to its driver.
 const ADAPTERS_DIR: &str = "/sys/class/infiniband";
 /// Name of EFA's driver.
 const EFA_DRIVER: &str = "efa";
-/// Plugin that NCCL loads by default, and the one it loads with `NCCL_NET_PLUGIN=ofi`.
-const PLUGINS: [&str; 2] = ["libnccl-net.so", "libnccl-net-ofi.so"];
+/// Files of NCCL's plugin for EFA; the first that exists counts.
+const PLUGINS: [(&str, EfaPlugin); 2] =
+    [("libnccl-net.so", EfaPlugin::Default), ("libnccl-net-ofi.so", EfaPlugin::Ofi)];
 /// Folder with the dynamic loader's configuration files; packages of aws-ofi-nccl add a file for their library folder.
 const LOADER_CONFIG_DIR: &str = "/etc/ld.so.conf.d";
 
@@ -25,13 +26,13 @@ pub(super) fn detect(host: &str) -> Fabric {
     Fabric {
         interface: interface(&addresses(host)),
         efa_adapters: adapters(Path::new(ADAPTERS_DIR)),
-        has_plugin: has_plugin(folders),
+        plugin: plugin(&folders.collect::<Vec<_>>()),
     }
 }
 
-fn has_plugin(folders: impl Iterator<Item = PathBuf>) -> bool {
-    let mut files = folders.flat_map(|folder| PLUGINS.map(|name| folder.join(name)));
-    files.any(|file| file.exists())
+fn plugin(folders: &[PathBuf]) -> Option<EfaPlugin> {
+    let is_in_any = |name: &str| folders.iter().any(|folder| folder.join(name).exists());
+    PLUGINS.into_iter().find_map(|(name, plugin)| is_in_any(name).then_some(plugin))
 }
 
 /// Library folders listed in the configuration files in `folder`, one on each line.
@@ -92,10 +93,12 @@ mod tests {
         fs::create_dir(&loader).unwrap();
         fs::create_dir(&library).unwrap();
         fs::write(loader.join("100_ofinccl.conf"), format!("{}\n", library.display())).unwrap();
-        assert!(!has_plugin(loader_folders(&loader).into_iter()));
+        assert_eq!(plugin(&loader_folders(&loader)), None);
         fs::write(library.join("libnccl-net-ofi.so"), "").unwrap();
-        assert!(has_plugin(loader_folders(&loader).into_iter()));
-        assert!(!has_plugin(loader_folders(&folder.path().join("none")).into_iter()));
+        assert_eq!(plugin(&loader_folders(&loader)), Some(EfaPlugin::Ofi));
+        fs::write(library.join("libnccl-net.so"), "").unwrap();
+        assert_eq!(plugin(&loader_folders(&loader)), Some(EfaPlugin::Default));
+        assert_eq!(plugin(&loader_folders(&folder.path().join("none"))), None);
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! |---|---|---|
 //! | `NCCL_SOCKET_IFNAME` | on several nodes: the interface with `--host`'s address, on which other nodes reach this one | NCCL's user guide, "Environment Variables"; `=` means exactly this name |
 //! | `FI_PROVIDER=efa` | with EFA adapters and NCCL's plugin for them | AWS's guide to EFA with NCCL |
+//! | `NCCL_NET_PLUGIN=ofi` | the same, if only `libnccl-net-ofi.so` exists: without it NCCL loads `libnccl-net.so` | NCCL's user guide, "Environment Variables" |
 //!
 //! A variable that the user has set is not changed. If NCCL's configuration file (`/etc/nccl.conf`) names an interface
 //! too, the variable takes precedence. `FI_EFA_USE_DEVICE_RDMA` is not set: libfabric uses RDMA by default if the
@@ -18,8 +19,17 @@ pub struct Fabric {
     pub interface: Option<String>,
     /// Number of Elastic Fabric Adapters.
     pub efa_adapters: usize,
-    /// Whether NCCL can find its plugin for these adapters, aws-ofi-nccl.
-    pub has_plugin: bool,
+    /// NCCL's plugin for these adapters, aws-ofi-nccl, if it can be found.
+    pub plugin: Option<EfaPlugin>,
+}
+
+/// Under which name the plugin is installed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum EfaPlugin {
+    /// `libnccl-net.so`, which NCCL loads by itself.
+    Default,
+    /// `libnccl-net-ofi.so` only.
+    Ofi,
 }
 
 impl Fabric {
@@ -30,8 +40,11 @@ impl Fabric {
         if let Some(interface) = &self.interface {
             variables.push(("NCCL_SOCKET_IFNAME", format!("={interface}")));
         }
-        if self.efa_adapters > 0 && self.has_plugin {
+        if let Some(plugin) = self.plugin.filter(|_| self.efa_adapters > 0) {
             variables.push(("FI_PROVIDER", "efa".to_owned()));
+            if plugin == EfaPlugin::Ofi {
+                variables.push(("NCCL_NET_PLUGIN", "ofi".to_owned()));
+            }
         }
         variables.retain(|(name, _)| !is_set(name));
         variables
@@ -40,7 +53,7 @@ impl Fabric {
     /// A warning for the user if NCCL will be slow between nodes.
     #[must_use]
     pub fn warning(&self) -> Option<String> {
-        let is_idle = self.interface.is_some() && self.efa_adapters > 0 && !self.has_plugin;
+        let is_idle = self.interface.is_some() && self.efa_adapters > 0 && self.plugin.is_none();
         is_idle.then(|| {
             format!(
                 "this machine has {} EFA adapters, but NCCL's plugin for them was not found (libnccl-net.so or \
@@ -57,7 +70,8 @@ mod tests {
     use super::*;
 
     fn p4d() -> Fabric {
-        Fabric { interface: Some("ens32".to_owned()), efa_adapters: 4, has_plugin: true }
+        let plugin = Some(EfaPlugin::Default);
+        Fabric { interface: Some("ens32".to_owned()), efa_adapters: 4, plugin }
     }
 
     #[test]
@@ -68,6 +82,10 @@ mod tests {
         let all = [("NCCL_SOCKET_IFNAME", "=ens32"), ("FI_PROVIDER", "efa")];
         assert_eq!(variables, all);
         assert_eq!(Fabric::default().environment(|_| false), []);
+        let named = Fabric { plugin: Some(EfaPlugin::Ofi), ..p4d() }.environment(|_| false);
+        assert_eq!(named.last(), Some(&("NCCL_NET_PLUGIN", "ofi".to_owned())));
+        let without_adapters = Fabric { efa_adapters: 0, plugin: Some(EfaPlugin::Ofi), ..p4d() };
+        assert_eq!(without_adapters.environment(|_| false).len(), 1);
     }
 
     #[test]
@@ -78,7 +96,7 @@ mod tests {
 
     #[test]
     fn adapters_without_plugin_are_warned_about_if_other_nodes_can_reach_this_one() {
-        let without_plugin = Fabric { has_plugin: false, ..p4d() };
+        let without_plugin = Fabric { plugin: None, ..p4d() };
         assert_eq!(without_plugin.environment(|_| false).len(), 1);
         assert!(
             without_plugin

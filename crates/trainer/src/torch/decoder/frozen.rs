@@ -11,8 +11,8 @@ pub(super) enum FrozenWeight {
 }
 
 impl FrozenWeight {
-    /// Moves it to the device of the tables, without a copy if it is there.
-    pub(super) fn to_device_of(self, tables: &Nf4Tables) -> tch::Result<Self> {
+    /// The same on the device of the tables, without a copy if it is there.
+    pub(super) fn moved_to(self, tables: &Nf4Tables) -> tch::Result<Self> {
         let device = tables.device;
         Ok(match self {
             Self::Dense(weight) => Self::Dense(weight.f_to_device(device)?),

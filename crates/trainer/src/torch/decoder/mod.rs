@@ -100,7 +100,7 @@ impl LoadedModel {
 
     fn on(self, device: Device) -> tch::Result<Vec<FrozenWeight>> {
         let tables = Nf4Tables::new(device)?;
-        self.weights.into_iter().map(|weight| weight.to_device_of(&tables)).collect()
+        self.weights.into_iter().map(|weight| weight.moved_to(&tables)).collect()
     }
 }
 
