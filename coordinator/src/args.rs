@@ -63,6 +63,10 @@ pub(crate) struct Args {
     /// Time to answer queries after the job has ended, seconds.
     #[arg(long, value_name = "SECONDS", default_value = "2", value_parser = parse_seconds)]
     pub(crate) linger_seconds: Duration,
+    /// Restart after a crash of a coordinator that began after this generation: if the job has ended in a later one, it does
+    /// not begin again. `baton up` gives it.
+    #[arg(long, hide = true, value_name = "GENERATION")]
+    pub(crate) restarted_after: Option<u64>,
     /// Exit when the parent process exits.
     #[arg(long)]
     pub(crate) exit_with_parent: bool,

@@ -31,13 +31,13 @@ class Run:
 
         Raises FileNotFoundError if no job has run there.
         """
-        self._store = os.fspath(path) if str(path).startswith("s3://") else os.path.join(path, "checkpoints")
-        self._folder = None if self._store == path else Path(path)
+        self._bucket = os.fspath(path) if str(path).startswith("s3://") else None
+        self._folder = None if self._bucket else Path(path)
         if self._folder and not (self._folder / "journal.redb").exists():
             raise FileNotFoundError(f"{self._folder} is no run folder: it has no journal.redb")
 
     def __repr__(self) -> str:
-        return f"baton.Run({str(self._folder or self._store)!r})"
+        return f"baton.Run({str(self._folder or self._bucket)!r})"
 
     def _repr_html_(self) -> str | None:
         """In a notebook: the report, once the job has ended."""
@@ -48,7 +48,7 @@ class Run:
     def path(self) -> Path:
         """The run folder. Raises FileNotFoundError if this is a bucket."""
         if self._folder is None:
-            raise FileNotFoundError(f"{self._store} has checkpoints only: the rest is in the run folder")
+            raise FileNotFoundError(f"{self._bucket} has checkpoints only: the rest is in the run folder")
         return self._folder
 
     def metrics(self) -> list[dict[str, Any]]:
@@ -91,11 +91,11 @@ class Run:
         return status
 
     def checkpoints(self) -> list[dict[str, Any]]:
-        """The checkpoints in the run folder or bucket, the newest first, as `baton checkpoint ls --json` prints them.
+        """The checkpoints of the run or in the bucket, the newest first, as `baton checkpoint ls --json` prints them.
 
         Raises JobError if they cannot be listed.
         """
-        return _programs.call_baton("checkpoint", "ls", "--json", "--dir", self._store)
+        return _programs.call_baton("checkpoint", "ls", "--json", "--dir", self._store())
 
     def load_state_dict(self, checkpoint: str | None = None, *, ema: bool = False) -> dict[str, torch.Tensor]:
         """The weights in a checkpoint (default: the newest), or with `ema` their moving average, in f32 on the CPU, for
@@ -112,8 +112,20 @@ class Run:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "weights.safetensors")
             chosen = ([checkpoint] if checkpoint else []) + (["--ema"] if ema else [])
-            _programs.call_baton("checkpoint", "export", *chosen, "--json", "--dir", self._store, "--out", file)
+            _programs.call_baton("checkpoint", "export", *chosen, "--json", "--dir", self._store(), "--out", file)
             return load_file(file)
+
+    def _store(self) -> str:
+        """Where the checkpoints are: in the run folder, or where its recipe puts them."""
+        if self._bucket:
+            return self._bucket
+        inside = self.path / "checkpoints"
+        if inside.is_dir():
+            return str(inside)
+        try:
+            return str(self.status()["checkpoint_location"])
+        except FileNotFoundError:
+            return str(inside)
 
     def _report(self) -> dict[str, Any]:
         path = self.path / "report.json"

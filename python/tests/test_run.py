@@ -89,6 +89,11 @@ def test_checkpoints_are_listed_by_baton(run, programs):
     found = run()
     listed = [checkpoint["name"] for checkpoint in found.checkpoints()]
     assert listed == [f"checkpoint ls --json --dir {found.path}/checkpoints", "b"]
+    (found.path / "report.json").write_text(json.dumps({"status": {"checkpoint_location": "/elsewhere"}}))
+    assert found.checkpoints()[0]["name"] == "checkpoint ls --json --dir /elsewhere"
+    # The run folder may have been moved since.
+    (found.path / "checkpoints").mkdir()
+    assert found.checkpoints()[0]["name"] == f"checkpoint ls --json --dir {found.path}/checkpoints"
 
 
 def test_a_bucket_has_checkpoints_and_nothing_else(programs):

@@ -427,6 +427,13 @@ async fn what_the_copy_of_a_journal_cannot_tell_is_refused_where_it_matters() {
     let lost = without.events().await.next_of(Kind::StoreUnavailable).await.message;
     assert!(lost.contains("the history of the job before is lost"), "{lost}");
     without.kill_coordinator().await;
+    // As after a copy of the checkpoints alone into another store.
+    let leases = store.path().join("leases");
+    std::fs::rename(&leases, store.path().join("aside")).unwrap();
+    std::fs::remove_dir_all(store.path().join("fences")).unwrap();
+    refused(&with_budget(), unknown).await;
+    std::fs::rename(store.path().join("aside"), &leases).unwrap();
+
     // The folder of the job has everything; in a new one, only the history is lost.
     second.start_coordinator(&[]).await;
     second.start_agent("node", 1);

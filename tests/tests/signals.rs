@@ -5,10 +5,10 @@
 use std::{fs, process::ExitStatus};
 
 use baton_job::exit;
-use baton_proto::v1::watch_events_response::Kind;
+use baton_proto::v1::{StopRequest, watch_events_response::Kind};
 use baton_tests::{
     Cluster, ProcessExit, announce_end, children, descendants, hang_up, in_time, interrupt, kill,
-    stop,
+    stop, wake,
 };
 use tokio::process::Child;
 
@@ -140,6 +140,31 @@ async fn up_restarts_a_killed_coordinator_and_a_killed_agent_with_the_same_bits(
     let drained = end_of(&mut up).await;
     assert_eq!(drained.code(), Some(i32::from(exit::DRAINED)), "{}", cluster.log("up"));
     cluster.assert_undisturbed_bits().await;
+}
+
+#[tokio::test]
+async fn a_stopped_job_does_not_begin_again_although_its_coordinator_crashes() {
+    let mut cluster = Cluster::endless();
+    let mut up = cluster.up(&[], &[]);
+    cluster.served_by(&up).await;
+    cluster.events().await.saved_at(30).await;
+    let ranks = children(child(&up, "baton-worker"));
+    let coordinator = child(&up, "baton-coordinator");
+    let mut client = cluster.client().await;
+    // So that the coordinator cannot end the ranks before it is killed.
+    stop(child(&up, "baton-worker"));
+
+    in_time("an answer", client.stop(StopRequest {})).await.unwrap();
+    kill(coordinator);
+    let note = "the coordinator was ended by signal 9; restarting it";
+    let look = async || cluster.log("up").contains(note).then_some(());
+    cluster.until(note, look).await;
+    wake(child(&up, "baton-worker"));
+
+    let ended = end_of(&mut up).await;
+    assert_eq!(ended.code(), Some(i32::from(exit::STOPPED)), "{}", cluster.log("up"));
+    assert!(!cluster.log("coordinator").contains("generation 2"), "{}", cluster.log("coordinator"));
+    assert!(ranks.iter().all(|rank| !std::path::Path::new(&format!("/proc/{rank}")).exists()));
 }
 
 #[tokio::test]

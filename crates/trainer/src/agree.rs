@@ -10,7 +10,7 @@
 use baton_checkpoint::{Manifest, SaveId, Store};
 use baton_collectives::Collective;
 use baton_job::{
-    Generation, Rank,
+    Generation, JobId, Rank,
     message::{Restore, StateSource},
 };
 use baton_recipe::{JobSpec, Step, data_summary::DataSummary, progress::Progress};
@@ -45,6 +45,7 @@ impl RunPosition {
 /// What decides where training begins if no rank has a state.
 #[derive(Clone, Copy)]
 pub(crate) struct RestoreContext<'a> {
+    pub(crate) job: JobId,
     pub(crate) spec: &'a JobSpec,
     pub(crate) inputs: &'a JobInputs,
     pub(crate) store: &'a Store,

@@ -16,15 +16,14 @@ use baton_checkpoint::{
 use baton_collectives::Collective;
 use baton_job::{
     Generation, Rank,
-    message::{Restore, Restored, StateSource},
+    message::{Restored, StateSource},
 };
-use baton_recipe::{JobSpec, progress::Progress, schedule::learning_rate};
+use baton_recipe::{progress::Progress, schedule::learning_rate};
 use serde::{Deserialize, Serialize};
 
 use crate::{
     Error, Learner,
     agree::{AgreedState, RestoreContext, RestorePlan, StateProvider, gather},
-    inputs::JobInputs,
     saving::layout,
 };
 
@@ -86,32 +85,28 @@ fn choose<L: Learner>(
     learner: &mut L,
     context: RestoreContext<'_>,
 ) -> Result<RestorePlan, Error> {
-    let RestoreContext { spec, inputs, store, restore } = context;
+    let RestoreContext { spec, inputs, store, .. } = context;
+    let restore = context.restore;
     // Ok: the recipe's changes since the checkpoint. Err: the checkpoint is intact but cannot be used.
     let mut accepted = Ok(Vec::new());
     let mut alone = false;
     let program = learner.program().map(str::to_owned);
     let found = store.find(restore, &mut |found_in, manifest| {
         let location = found_in.location();
-        let read = changes(manifest, spec, inputs, program.as_deref(), restore, location).and_then(
-            |changes| {
-                moves(manifest, learner)?;
-                // Other ranks may have no access to a folder that a user names.
-                alone = found_in.location() != store.location();
-                if alone {
-                    let all: Vec<_> = manifest.shards.iter().collect();
-                    return Ok((
-                        changes,
-                        read(found_in, manifest, &all, Rank(0), jobs(1), learner)?.err(),
-                    ));
-                }
-                exchange_command(
-                    collective,
-                    Some(RestoreCommand::Read(Box::new(manifest.clone()))),
-                )?;
-                Ok((changes, read_share(found_in, manifest, collective, learner)?))
-            },
-        );
+        let read = changes(manifest, context, program.as_deref(), location).and_then(|changes| {
+            moves(manifest, learner)?;
+            // Other ranks may have no access to a folder that a user names.
+            alone = found_in.location() != store.location();
+            if alone {
+                let all: Vec<_> = manifest.shards.iter().collect();
+                return Ok((
+                    changes,
+                    read(found_in, manifest, &all, Rank(0), jobs(1), learner)?.err(),
+                ));
+            }
+            exchange_command(collective, Some(RestoreCommand::Read(Box::new(manifest.clone()))))?;
+            Ok((changes, read_share(found_in, manifest, collective, learner)?))
+        });
         match read {
             Ok((changes, damage)) => {
                 accepted = Ok(changes);
@@ -275,12 +270,11 @@ fn reader_of(writer: Rank, world_size: u32) -> Rank {
 /// Differences between the checkpoint's recipe and data and these ones that affect the weights.
 fn changes(
     manifest: &Manifest,
-    spec: &JobSpec,
-    inputs: &JobInputs,
+    context: RestoreContext<'_>,
     program: Option<&str>,
-    restore: &Restore,
     location: &str,
 ) -> Result<Vec<String>, Error> {
+    let RestoreContext { job, spec, inputs, restore, .. } = context;
     let mut changes = spec.changes_since(&manifest.recipe);
     if manifest.program.as_deref().is_some_and(|digest| program != Some(digest)) {
         changes.push(format!("the network in {} is another one", spec.model.definition()));
@@ -299,7 +293,9 @@ fn changes(
         let set = &spec.data.train;
         changes.push(format!("the training set {set} has {samples} samples instead of {before}"));
     }
-    if changes.is_empty() || restore.allow_recipe_change {
+    // What changed since this run's own checkpoints was not there when the user allowed changes.
+    let is_allowed = restore.allow_recipe_change && manifest.job != job;
+    if changes.is_empty() || is_allowed {
         return Ok(changes);
     }
     Err(Error::Mismatch(format!(

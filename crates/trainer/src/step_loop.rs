@@ -317,6 +317,7 @@ impl<L: Learner> Trainer<L> {
         }
         let began = Instant::now();
         let restore = RestoreContext {
+            job: self.job.id,
             spec: &self.job.spec,
             inputs: &self.job.inputs,
             store: &self.job.store,

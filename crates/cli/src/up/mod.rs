@@ -166,6 +166,8 @@ struct Up {
     inputs: UnboundedReceiver<Input>,
     start: Instant,
     status: Option<GetStatusResponse>,
+    /// The newest generation before this start.
+    began_after: u64,
     /// How the job ended, once this is known.
     outcome: Option<Outcome>,
     stop_request: StopRequest,
@@ -217,6 +219,7 @@ impl Up {
             inputs,
             start: Instant::now(),
             status: None,
+            began_after: 0,
             outcome: None,
             stop_request: StopRequest::NotRequested,
             last_answer: Time(0),
@@ -233,6 +236,7 @@ impl Up {
         let coordinator = Coordinator::at(address.clone(), &credentials)?;
 
         let status = coordinator.clone().status().await?;
+        self.began_after = status.generation;
         let earlier_outcome = status.outcome.as_ref().and_then(v1::Outcome::known);
         self.status = Some(status);
         if let Some(outcome) = earlier_outcome.filter(|outcome| !outcome.is_resumable()) {
@@ -285,7 +289,8 @@ impl Up {
                 Input::Ended(kind, exit) => self.handle_exit(kind, exit, coordinator).await?,
                 Input::Restart(_) if self.is_ending() => {}
                 Input::Restart(ChildKind::Coordinator) => {
-                    self.spawn_coordinator(listen, CoordinatorStart::Restart)?;
+                    let began_after = self.began_after;
+                    self.spawn_coordinator(listen, CoordinatorStart::Restart { began_after })?;
                     self.request_drain(coordinator);
                 }
                 Input::Restart(ChildKind::Agent) => self.start_agent(address)?,

@@ -50,15 +50,20 @@ impl Programs {
         for (flag, file) in args.server.to_arguments() {
             command.arg(flag).arg(file);
         }
-        if start == CoordinatorStart::First {
-            if let Some(checkpoint) = &args.resume {
-                command.args(["--resume", checkpoint]);
+        match start {
+            CoordinatorStart::Restart { began_after } => {
+                command.args(["--restarted-after", &began_after.to_string()]);
             }
-            if args.no_auto_resume {
-                command.arg("--no-auto-resume");
-            }
-            if args.allow_recipe_change {
-                command.arg("--allow-recipe-change");
+            CoordinatorStart::First => {
+                if let Some(checkpoint) = &args.resume {
+                    command.args(["--resume", checkpoint]);
+                }
+                if args.no_auto_resume {
+                    command.arg("--no-auto-resume");
+                }
+                if args.allow_recipe_change {
+                    command.arg("--allow-recipe-change");
+                }
             }
         }
         command
@@ -82,7 +87,10 @@ pub(super) enum CoordinatorStart {
     /// First start: `--resume` and `--no-auto-resume` apply.
     First,
     /// Restart after a crash: they do not apply, because the training since the first start would be lost.
-    Restart,
+    Restart {
+        /// The newest generation before the first start.
+        began_after: u64,
+    },
 }
 
 /// Address at which other machines reach this one.
@@ -133,13 +141,15 @@ mod tests {
             coordinator(&fresh, CoordinatorStart::First),
             format!("{common} --no-auto-resume")
         );
-        assert_eq!(coordinator(&fresh, CoordinatorStart::Restart), common);
+        let restart = CoordinatorStart::Restart { began_after: 3 };
+        let restarted = format!("{common} --restarted-after 3");
+        assert_eq!(coordinator(&fresh, restart), restarted);
         let resume = ["--resume", "step-9"];
         assert_eq!(
             coordinator(&resume, CoordinatorStart::First),
             format!("{common} --resume step-9")
         );
-        assert_eq!(coordinator(&resume, CoordinatorStart::Restart), common);
+        assert_eq!(coordinator(&resume, restart), restarted);
     }
 
     #[test]
@@ -156,8 +166,8 @@ mod tests {
     #[test]
     fn changes_to_the_recipe_apply_to_every_coordinator() {
         let flags = ["--set", "seed=1", "--set", "train.epochs=3"];
-        for start in [CoordinatorStart::First, CoordinatorStart::Restart] {
-            assert!(coordinator(&flags, start).ends_with("--set seed=1 --set train.epochs=3"));
+        for start in [CoordinatorStart::First, CoordinatorStart::Restart { began_after: 0 }] {
+            assert!(coordinator(&flags, start).contains("--set seed=1 --set train.epochs=3"));
         }
     }
 

@@ -242,6 +242,15 @@ impl Engine {
         engine.set_wake();
         Some(engine)
     }
+
+    /// A job with this resumable end that does not begin again.
+    #[must_use]
+    pub fn stay_ended(mut self, outcome: Outcome) -> Self {
+        self.lifecycle.reason = outcome.to_string();
+        self.lifecycle.phase = Phase::Ended { outcome };
+        self.set_wake();
+        self
+    }
 }
 
 #[cfg(test)]

@@ -20,6 +20,10 @@ fn trainer_with(store: &str, overrides: &[&str]) -> Trainer<LinearLearner> {
 }
 
 fn trainer_on(store: Store, overrides: &[&str]) -> Trainer<LinearLearner> {
+    trainer_of(JobId::default(), store, overrides)
+}
+
+fn trainer_of(job: JobId, store: Store, overrides: &[&str]) -> Trainer<LinearLearner> {
     let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/digits/digits-val.beton");
     let of_all = [
         "model.arch=linear",
@@ -30,12 +34,7 @@ fn trainer_on(store: Store, overrides: &[&str]) -> Trainer<LinearLearner> {
     let spec = Arc::new(recipe(&of_all, overrides));
     let inputs = JobInputs::open(&spec, Path::new("")).unwrap();
     let store = Arc::new(store);
-    let job = TrainingJob {
-        id: JobId("00000000-0000-0000-0000-000000000000".parse().unwrap()),
-        spec: spec.clone(),
-        store,
-        inputs,
-    };
+    let job = TrainingJob { id: job, spec: spec.clone(), store, inputs };
     Trainer::new(job, Box::new(move || LinearLearner::new(&spec, &InputType::Image))).unwrap()
 }
 
@@ -203,10 +202,12 @@ fn a_resume_with_other_data_is_refused_unless_changes_are_allowed() {
     let [train, val] = ["train.beton", "val.beton"].map(|name| folder.path().join(name));
     let data = [("train", &train), ("val", &val)];
     let data = data.map(|(set, path)| format!("data.{set}='{}'", path.display()));
-    let resume = |generation: u64, restore: &Restore| {
-        let mut trainer = trainer_with(location.to_str().unwrap(), &[&data[0], &data[1]]);
+    let resume_of = |job: JobId, generation: u64, restore: &Restore| {
+        let store = Store::open(location.to_str().unwrap()).unwrap();
+        let mut trainer = trainer_of(job, store, &[&data[0], &data[1]]);
         run_alone(&mut trainer, Generation(generation), restore).0
     };
+    let resume = |generation, restore: &Restore| resume_of(JobId::default(), generation, restore);
     let refused =
         |generation: u64| resume(generation, &Restore::default()).unwrap_err().to_string();
     std::fs::copy(digits("val"), &train).unwrap();
@@ -227,7 +228,14 @@ fn a_resume_with_other_data_is_refused_unless_changes_are_allowed() {
     let expected = format!("the training set {} has 1437 samples instead of 360", train.display());
     assert!(error.contains(&expected), "{error}");
     let allowed = Restore { allow_recipe_change: true, ..Restore::default() };
-    assert!(matches!(resume(5, &allowed), Ok(Outcome::Completed)));
+    let error = resume(5, &allowed).unwrap_err().to_string();
+    assert!(error.contains(&expected), "the run's own checkpoints were allowed by nobody: {error}");
+    assert!(matches!(resume_of(another_job(), 6, &allowed), Ok(Outcome::Completed)));
+}
+
+/// A run that continues with the checkpoints of [`JobId::default`].
+fn another_job() -> JobId {
+    JobId("00000000-0000-0000-0000-000000000001".parse().unwrap())
 }
 
 #[test]
@@ -291,8 +299,9 @@ fn checkpoint_of_another_recipe_is_refused_with_the_difference_unless_changes_ar
     assert!(refused.contains("--allow-recipe-change"), "{refused}");
 
     let allowed = Restore { allow_recipe_change: true, ..Restore::default() };
-    let (ended, reports) =
-        run_alone(&mut trainer_with(location, &changed), Generation(3), &allowed);
+    let another =
+        |overrides: &[&str]| trainer_of(another_job(), Store::open(location).unwrap(), overrides);
+    let (ended, reports) = run_alone(&mut another(&changed), Generation(3), &allowed);
     assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
     let Some(RankReport::Started { source: StateSource::Checkpoint(restored), progress }) =
         reports.iter().find(|report| matches!(report, RankReport::Started { .. }))

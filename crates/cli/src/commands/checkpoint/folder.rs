@@ -1,10 +1,14 @@
 //! Finds the folder with a job's checkpoints, and a checkpoint by its name.
 
-use std::{fs, io, path::Path};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 use baton_checkpoint::{CheckpointReference, Entry, EntryState, Error, Manifest, Store};
 use baton_job::exit::Failure;
 use baton_proto::v1::GetStatusResponse;
+use serde_json::Value;
 
 use crate::{
     connect::{self, Coordinator, CoordinatorFlags},
@@ -39,18 +43,14 @@ impl FolderFlags {
         if let Some(status) = self.status().await? {
             return Ok((status.checkpoint_location.clone(), Some(status)));
         }
-        let in_run = match &self.target.run_dir {
-            Some(run_dir) => run_dir.join(CHECKPOINTS),
-            None => connect::newest_below(Path::new(connect::RUNS), CHECKPOINTS)
-                .unwrap_or_else(|| Path::new(connect::RUNS).join("*").join(CHECKPOINTS)),
-        };
-        if in_run.is_dir() {
-            return Ok((in_run.display().to_string(), None));
-        }
-        Err(failed(format!(
-            "no coordinator answers, and there is no {}: give the folder of the checkpoints with --dir",
-            in_run.display()
-        )))
+        let run = self.target.run_dir.clone().or_else(newest_run);
+        let run = run.unwrap_or_else(|| Path::new(connect::RUNS).join("*"));
+        location_of(&run).map(|location| (location, None)).ok_or_else(|| {
+            failed(format!(
+                "no coordinator answers, and there is no {}: give the folder of the checkpoints with --dir",
+                run.join(CHECKPOINTS).display()
+            ))
+        })
     }
 
     /// The coordinator's status, if there is a coordinator with a job.
@@ -75,6 +75,26 @@ impl FolderFlags {
 
 /// Default folder of checkpoints inside a run folder.
 pub(crate) const CHECKPOINTS: &str = "checkpoints";
+/// What every run folder has.
+const RUN_JOURNAL: &str = "journal.redb";
+
+/// The run folder whose journal or checkpoints changed last; imported weights have no journal yet.
+fn newest_run() -> Option<PathBuf> {
+    let newest = |name| connect::newest_below(Path::new(connect::RUNS), name);
+    let modified = |path: &PathBuf| fs::metadata(path).and_then(|found| found.modified()).ok();
+    let found = [CHECKPOINTS, RUN_JOURNAL].into_iter().filter_map(newest).max_by_key(modified)?;
+    found.parent().map(Path::to_owned)
+}
+
+/// Where the checkpoints of a run folder are: in it, or where its report says; `None` if it has neither.
+fn location_of(run: &Path) -> Option<String> {
+    let in_run = run.join(CHECKPOINTS);
+    if in_run.is_dir() {
+        return Some(in_run.display().to_string());
+    }
+    let report: Value = serde_json::from_slice(&fs::read(run.join("report.json")).ok()?).ok()?;
+    report["status"]["checkpoint_location"].as_str().map(str::to_owned)
+}
 
 /// Runs `work` with the store at `location` on a thread for blocking calls.
 pub(super) async fn with_store<T: Send + 'static>(
@@ -257,6 +277,18 @@ mod tests {
         let failure = pick(&sample.store, None).unwrap_err();
         assert!(!failure.class.is_retriable());
         assert!(failure.message.contains(&format!("damaged: {name} (")), "{failure}");
+    }
+
+    #[test]
+    fn a_run_whose_checkpoints_are_elsewhere_says_where() {
+        let run = tempfile::tempdir().unwrap();
+        assert_eq!(location_of(run.path()), None);
+        let report = r#"{"status": {"checkpoint_location": "s3://bucket/run"}}"#;
+        fs::write(run.path().join("report.json"), report).unwrap();
+        assert_eq!(location_of(run.path()).as_deref(), Some("s3://bucket/run"));
+        // The run folder may have been moved since.
+        fs::create_dir(run.path().join(CHECKPOINTS)).unwrap();
+        assert!(location_of(run.path()).unwrap().ends_with("/checkpoints"));
     }
 
     const NAME: &str = "step-0000000440-gen-000003";
