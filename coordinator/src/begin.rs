@@ -245,8 +245,9 @@ fn prepare(
             }
             let restore = resumed.restore();
             // Other data do not show in the recipe: only the ranks compare them, and the permission does not cover
-            // what has changed since this run's own checkpoints.
-            let is_allowed = restore.allow_recipe_change && !has_saved(&records);
+            // what has changed since this run's own checkpoints. Ranks that may run go on as they are.
+            let covers_all = may_have_ranks(&records) || !has_saved(&records);
+            let is_allowed = restore.allow_recipe_change && covers_all;
             let is_allowed_now = args.allow_recipe_change && !is_allowed;
             if changes.is_empty() && !is_allowed_now && !may_go_on(&resumed, &store)? {
                 resumed

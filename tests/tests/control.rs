@@ -234,6 +234,30 @@ async fn changed_recipe_continues_with_the_old_state_if_a_flag_allows_it() {
 }
 
 #[tokio::test]
+async fn a_coordinator_that_restarts_with_this_flag_keeps_its_ranks() {
+    let flag = "--allow-recipe-change";
+    let mut cluster = Cluster::endless();
+    cluster.start_coordinator(&[flag]).await;
+    cluster.start_agent("node", 1);
+    cluster.events().await.saved_at(1).await;
+    let before = cluster.status().await;
+    cluster.kill_coordinator().await;
+
+    let [listen, address] = cluster.same_address();
+    cluster.start_coordinator(&[listen.as_str(), address.as_str(), flag]).await;
+
+    let mut events = cluster.new_events().await;
+    events.next_of(Kind::Saved).await;
+    let after = cluster.status().await;
+    assert_eq!((&after.job_id, after.generation), (&before.job_id, before.generation));
+    cluster.end().await;
+    // With nobody who runs, the flag allows what has changed since.
+    cluster.start_coordinator(&[flag]).await;
+    assert_ne!(cluster.status().await.job_id, after.job_id);
+    cluster.kill_coordinator().await;
+}
+
+#[tokio::test]
 async fn new_run_starts_from_the_given_checkpoint() {
     let mut cluster = Cluster::new().set("train.epochs=2");
     let first = cluster.run_to_the_end(2).await;
