@@ -159,7 +159,7 @@ impl Engine {
             self.results.reached = progress.step;
             // The rank that should have reported this evaluation may have died before it did.
             if let Some((epoch, evaluation)) = EvaluationResult::last_of(progress)
-                && !self.results.includes(&evaluation)
+                && !self.results.has(&evaluation)
             {
                 self.evaluated(epoch, evaluation);
             }

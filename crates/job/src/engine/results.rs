@@ -1,5 +1,7 @@
 //! Results that the ranks reported: progress, evaluations and checkpoints.
 
+use std::collections::BTreeSet;
+
 use super::{EvaluationResult, skips::Skips};
 use crate::{
     ids::Generation,
@@ -7,7 +9,7 @@ use crate::{
 };
 use baton_recipe::{
     Step,
-    progress::{Accuracy, better},
+    progress::{Accuracy, Extent, better},
 };
 
 /// The newest result of each kind.
@@ -19,6 +21,8 @@ pub(super) struct Results {
     pub(super) reached: Step,
     pub(super) latest: Option<StepReport>,
     pub(super) evaluation: Option<EvaluationResult>,
+    /// Of all evaluations.
+    positions: BTreeSet<(Step, Extent)>,
     /// Estimated seconds that the newest evaluation takes or took.
     pub(super) evaluation_seconds: Option<f64>,
     /// The generation that reported the newest evaluation.
@@ -38,8 +42,13 @@ impl Results {
         progress.is_some()
     }
 
+    /// Whether this evaluation is recorded. The copy of a lost coordinator's journal may lack one and have a later one.
+    pub(super) fn has(&self, evaluation: &EvaluationResult) -> bool {
+        self.positions.contains(&evaluation.position())
+    }
+
     /// Whether this evaluation or a later one is already recorded.
-    pub(super) fn includes(&self, evaluation: &EvaluationResult) -> bool {
+    fn includes(&self, evaluation: &EvaluationResult) -> bool {
         self.evaluation.as_ref().is_some_and(|known| known.position() >= evaluation.position())
     }
 
@@ -72,6 +81,7 @@ impl Results {
         if self.best.as_ref().is_none_or(replaces) {
             self.best = Some((evaluation.step, now.clone()));
         }
+        self.positions.insert(evaluation.position());
         self.evaluation = Some(evaluation);
         self.evaluated_in = generation;
         self.grade_commit();
@@ -116,6 +126,7 @@ impl Results {
         self.high_water = Step(0);
         self.reached = Step(0);
         self.evaluation.take_if(|evaluation| evaluation.step >= before);
+        self.positions.retain(|(step, _)| *step < before);
         self.best.take_if(|(step, _)| *step >= before);
     }
 }
