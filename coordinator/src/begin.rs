@@ -232,11 +232,9 @@ fn prepare(
     }
     let engine = match Engine::replay(spec, &records, clock.now()) {
         Some(resumed) => {
-            let resumed = match Record::last_turn(&records) {
-                Some(Record::Ended(outcome)) if has_ended_since_start(args, &resumed) => {
-                    resumed.stay_ended(outcome.clone())
-                }
-                _ => resumed,
+            let resumed = match args.restarted_after {
+                Some(began) => resumed.after_crash(Generation(began), &records),
+                None => resumed,
             };
             let changes = changes(resumed.origin(), spec, &store)?;
             let undoes_change = !changes.is_empty() && undoes_change(spec, &records, &store)?;
@@ -246,7 +244,7 @@ fn prepare(
             let restore = resumed.restore();
             // Other data do not show in the recipe: only the ranks compare them, and the permission does not cover
             // what has changed since this run's own checkpoints. Ranks that may run go on as they are.
-            let covers_all = may_have_ranks(&records) || !has_saved(&records);
+            let covers_all = may_have_ranks(&records) || !Record::has_saved(&records);
             let is_allowed = restore.allow_recipe_change && covers_all;
             let is_allowed_now = args.allow_recipe_change && !is_allowed;
             if changes.is_empty() && !is_allowed_now && !may_go_on(&resumed, &store)? {
@@ -270,11 +268,6 @@ fn prepare(
         ),
     };
     Ok(PreparedJob { engine, journal, store, records, lease, first_event })
-}
-
-/// Whether the coordinator before this one crashed after the job's end, which a user may have requested.
-fn has_ended_since_start(args: &Args, resumed: &Engine) -> bool {
-    args.restarted_after.is_some_and(|began| resumed.generation() > Generation(began))
 }
 
 /// Whether the job of this run folder was taken over by another coordinator and is over there: the copy of the journal has
@@ -324,14 +317,8 @@ fn continue_lost_job(
     ranks: RanksOfLostJob,
 ) -> Result<(Vec<Record>, Option<Event>), Failure> {
     let has_budget = spec.limits.max_hours.is_some() || spec.limits.max_dollars.is_some();
-    let copied = journal_copy::of_last_job(store, ranks).and_then(|copied| {
-        if has_budget {
-            journal_copy::refuse_stale(store, copied.as_deref().unwrap_or_default())?;
-        }
-        Ok(copied)
-    });
-    let taken = match copied {
-        Ok(taken) => taken.unwrap_or_default(),
+    let taken = match journal_copy::of_last_job(store, ranks, has_budget) {
+        Ok(taken) => taken,
         Err(error @ StoreError::DamagedJournal { .. }) if has_budget => {
             // It would be spent a second time without anybody's consent.
             let newest = store.newest().map_err(|error| disk::store_failure(&error))?;
@@ -521,15 +508,11 @@ fn changes(origin: &JobOrigin, spec: &JobSpec, store: &Store) -> Result<Vec<Stri
 /// Whether this recipe is that of the newest checkpoint, and the run of the journal with another one has saved nothing:
 /// its ranks may have refused `--allow-recipe-change`, so only the recipe from before can go on.
 fn undoes_change(spec: &JobSpec, records: &[Record], store: &Store) -> Result<bool, Failure> {
-    if may_have_ranks(records) || has_saved(records) {
+    if may_have_ranks(records) || Record::has_saved(records) {
         return Ok(false);
     }
     let newest = store.newest().map_err(|error| disk::store_failure(&error))?;
     Ok(newest.is_some_and(|newest| spec.changes_since(&newest.recipe).is_empty()))
-}
-
-fn has_saved(records: &[Record]) -> bool {
-    records.iter().any(|record| matches!(record, Record::Saved(_)))
 }
 
 fn new_origin(

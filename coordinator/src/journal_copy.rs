@@ -18,7 +18,7 @@ use std::{
 
 use baton_checkpoint::{EntryState, Error, JournalPart, Store};
 use baton_job::{
-    JobId,
+    Generation, JobId,
     engine::{RanksOfLostJob, Record},
 };
 use parking_lot::Mutex;
@@ -26,7 +26,6 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::{
-    begin::job_of,
     journal::{EntryKind, JournalEntry, LoggedEvent},
     lease::HeldLease,
 };
@@ -133,23 +132,19 @@ fn read(store: &Store, job: JobId, parts: &[JournalPart]) -> Result<Vec<JournalE
     Ok(all)
 }
 
-/// The journal of the job that used the store last: all its entries, with those added that continue it. `None` if there is
-/// no job that can continue.
+/// The journal of the job that used the store last: all its entries, with those added that continue it. Empty if there is no
+/// job that can continue.
 ///
 /// # Errors
-/// [`Error::DamagedJournal`], also if the job has saved checkpoints and there is no journal; the store cannot be read.
+/// [`Error::DamagedJournal`], also if the job has saved checkpoints and there is no journal, and for a job with a budget if
+/// the copy lacks much; the store cannot be read.
 pub(crate) fn of_last_job(
     store: &Store,
     ranks: RanksOfLostJob,
-) -> Result<Option<Vec<JournalEntry>>, Error> {
+    has_budget: bool,
+) -> Result<Vec<JournalEntry>, Error> {
     let fence = store.fence()?;
-    // Without lease and checkpoints, a damaged or missing fence would hide the job and what it has used of its budget.
-    let is_known = |job: &JobId| *job != JobId::default();
-    let leased = store.lease()?.map(|lease| lease.job).filter(is_known);
-    let claimed = store.claimant(fence)?.map(|claimant| claimant.job);
-    // Imported weights are of no job.
-    let saved = store.newest()?.map(|newest| newest.job).filter(is_known);
-    let Some(job) = claimed.or(leased).or(saved) else { return Ok(None) };
+    let Some(job) = last_job(store, fence)? else { return Ok(Vec::new()) };
     let mut attempt = 1;
     let mut all = loop {
         match store.journal_parts(job).and_then(|parts| read(store, job, &parts)) {
@@ -162,59 +157,67 @@ pub(crate) fn of_last_job(
     let records = records(&all).map_err(damaged)?;
     if records.is_empty() {
         // The journal is copied at the first generation, long before the first save.
-        return match saved == Some(job) {
+        return match job_of_newest_checkpoint(store)? == Some(job) {
             true => Err(store.damaged_journal(job, "it is gone")),
-            false => Ok(Some(all)),
+            false => Ok(all),
         };
     }
-    let Some(added) = Record::after_loss(&records, fence, ranks) else { return Ok(None) };
+    if has_budget {
+        refuse_stale(store, job, &records, &all)?;
+    }
+    let Some(added) = Record::after_loss(&records, fence, ranks) else { return Ok(Vec::new()) };
     for (key, record) in (records.len() as u64..).zip(added) {
         let json = serde_json::to_string(&record).map_err(damaged)?;
         all.push(JournalEntry { kind: EntryKind::Record, key, json });
     }
-    Ok(Some(all))
+    Ok(all)
+}
+
+/// The job that used the store last: by its newest fence, or, where that is damaged or gone, by the lease or a checkpoint.
+/// An unknown job would hide what it has used of its budget.
+fn last_job(store: &Store, fence: Generation) -> Result<Option<JobId>, Error> {
+    if let Some(claimant) = store.claimant(fence)? {
+        return Ok(Some(claimant.job));
+    }
+    match store.lease()?.map(|lease| lease.job).filter(is_known) {
+        Some(job) => Ok(Some(job)),
+        None => job_of_newest_checkpoint(store),
+    }
+}
+
+fn job_of_newest_checkpoint(store: &Store) -> Result<Option<JobId>, Error> {
+    Ok(store.newest()?.map(|newest| newest.job).filter(is_known))
+}
+
+/// Imported weights, and a lease that was never written, are of no job.
+fn is_known(job: &JobId) -> bool {
+    *job != JobId::default()
 }
 
 /// Refuses a copy that lacks much of the job.
-pub(crate) fn refuse_stale(store: &Store, copied: &[JournalEntry]) -> Result<(), Error> {
-    let Ok(records) = records(copied) else { return Ok(()) };
-    let Some(job) = job_of(&records) else { return Ok(()) };
-    let all = store.list()?.into_iter().filter_map(|entry| match entry.state {
-        EntryState::Complete(manifest) if manifest.job == job => Some(manifest),
+fn refuse_stale(
+    store: &Store,
+    job: JobId,
+    records: &[Record],
+    all: &[JournalEntry],
+) -> Result<(), Error> {
+    let checkpoints = store.list()?.into_iter().filter_map(|entry| match entry.state {
+        EntryState::Complete(manifest) if manifest.job == job => {
+            Some((manifest.name(), manifest.created_unix_seconds))
+        }
         _ => None,
     });
-    let checkpoints: Vec<(String, u64)> =
-        all.map(|manifest| (manifest.name(), manifest.created_unix_seconds)).collect();
-    let events = copied.iter().rev().filter(|entry| entry.kind == EntryKind::Event);
-    let last = events.into_iter().find_map(|entry| serde_json::from_str(&entry.json).ok());
+    let checkpoints: Vec<(String, u64)> = checkpoints.collect();
+    let mut events = all.iter().rev().filter(|entry| entry.kind == EntryKind::Event);
+    let last = events.find_map(|entry| serde_json::from_str(&entry.json).ok());
     let last = last.map_or(0, |LoggedEvent { unix_millis, .. }| unix_millis / 1_000);
-    match lag(&records, last, &checkpoints) {
+    match Record::lag(records, last, &checkpoints) {
         Some((name, seconds)) => {
             let problem = format!("it ends {seconds} s before checkpoint {name} was saved");
             Err(store.damaged_journal(job, &problem))
         }
         None => Ok(()),
     }
-}
-
-/// How long a copy may lack entries: a store that is out of reach is tried again within a minute.
-const LONGEST_LAG: u64 = 120;
-
-/// The newest of several checkpoints that are not among the records, and the seconds from the last event to it, if these
-/// are many. The newest alone may have been saved a moment before the coordinator was lost.
-fn lag<'a>(
-    records: &[Record],
-    last_event: u64,
-    checkpoints: &'a [(String, u64)],
-) -> Option<(&'a str, u64)> {
-    let is_known = |name: &str| {
-        records.iter().any(|record| matches!(record, Record::Saved(commit) if commit.name == name))
-    };
-    let mut missing = checkpoints.iter().filter(|(name, _)| !is_known(name));
-    let (name, created) = missing.next()?;
-    missing.next()?;
-    let seconds = created.saturating_sub(last_event);
-    (seconds > LONGEST_LAG).then_some((name, seconds))
 }
 
 /// The records among the entries.
@@ -699,34 +702,18 @@ mod tests {
         let course = of_records(&[Record::Created(origin), opened.clone()]);
         let folder = tempfile::tempdir().unwrap();
         let store = folder_store(&folder);
-        assert_eq!(of_last_job(&store, RanksOfLostJob::Lost).unwrap(), None);
+        let found = || of_last_job(&store, RanksOfLostJob::Lost, true).unwrap();
+        assert_eq!(found(), []);
         store.claim(Generation(1), &claimant()).unwrap();
-        assert_eq!(of_last_job(&store, RanksOfLostJob::Lost).unwrap(), Some(Vec::new()));
+        assert_eq!(found(), []);
         assert!(start(&folder, course.clone()).flush(TIMEOUT));
 
-        let found = of_last_job(&store, RanksOfLostJob::Lost).unwrap().unwrap();
+        let found = found();
 
         assert_eq!((&found[..2], found.len()), (&course[..], 3));
         assert_eq!(read(&store).unwrap(), course, "it is only read");
         assert!(!is_continued(&store, JOB, &found).unwrap());
         assert!(is_continued(&store, JOB, &course[..1]).unwrap());
-    }
-
-    #[test]
-    fn a_copy_that_lacks_several_checkpoints_of_minutes_is_stale() {
-        let checkpoint = |step: u64, created| (format!("step-{step}"), created);
-        let saved = |step: u64| {
-            let json = serde_json::json!({"saved": {"name": format!("step-{step}"), "generation": 1,
-                "step": step, "accuracy": null, "bytes": 1}});
-            serde_json::from_value::<Record>(json).unwrap()
-        };
-        let records = [saved(1), saved(2)];
-        let newest_first = [checkpoint(4, 1_000), checkpoint(3, 900), checkpoint(2, 800)];
-        assert_eq!(lag(&records, 879, &newest_first), Some(("step-4", 121)));
-        assert_eq!(lag(&records, 880, &newest_first), None, "a store may be out of reach so long");
-        let all_but_the_newest = [records.to_vec(), vec![saved(3)]].concat();
-        assert_eq!(lag(&all_but_the_newest, 0, &newest_first), None);
-        assert_eq!(lag(&records, 0, &[]), None);
     }
 
     #[test]

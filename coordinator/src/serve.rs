@@ -233,7 +233,10 @@ fn server(tls: Option<ServerTlsConfig>) -> Result<Server, Failure> {
     let Some(tls) = tls else { return Ok(server) };
     server.tls_config(tls.timeout(TLS_HANDSHAKE_TIMEOUT)).map_err(|error| {
         let problem = error.source().map_or(error.to_string(), ToString::to_string);
-        bad_input(format!("--tls-cert, --tls-key or --tls-client-ca cannot be used: {problem}"))
+        // Certificate and key were checked before.
+        bad_input(format!(
+            "--tls-client-ca cannot be used: {problem}; give the certificate of an authority"
+        ))
     })
 }
 

@@ -234,7 +234,7 @@ async fn changed_recipe_continues_with_the_old_state_if_a_flag_allows_it() {
 }
 
 #[tokio::test]
-async fn a_coordinator_that_restarts_with_this_flag_keeps_its_ranks() {
+async fn a_coordinator_that_restarts_with_allow_recipe_change_keeps_its_ranks() {
     let flag = "--allow-recipe-change";
     let mut cluster = Cluster::endless();
     cluster.start_coordinator(&[flag]).await;

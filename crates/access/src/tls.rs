@@ -44,7 +44,7 @@ impl ServerFiles {
         let identity = Identity::from_pem(read(cert)?, read(key)?);
         check_identity(&identity).map_err(|problem| {
             let (cert, key) = (cert.display(), key.display());
-            Error(format!("--tls-cert {cert} and --tls-key {key} cannot be used: {problem}"))
+            Error(format!("--tls-cert {cert} and --tls-key {key} cannot be used: {problem}; give a certificate and its own key"))
         })?;
         let tls = ServerTlsConfig::new().identity(identity);
         match &self.tls_client_ca {

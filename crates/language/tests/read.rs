@@ -128,6 +128,12 @@ fn what_is_not_computed_is_refused_by_name() {
             json!({"rope_scaling": {"type": "linear", "factor": 0}}),
             "has factor = 0, which must be a number above 0",
         ),
+        (
+            "llama",
+            json!({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 4.0,
+                "high_freq_factor": 4.0, "original_max_position_embeddings": 64}}),
+            "has high_freq_factor = 4, which must be above low_freq_factor = 4",
+        ),
         ("llama", json!({"num_hidden_layers": 5000}), "has num_hidden_layers = 5000: at most 4096"),
         (
             "mistral",

@@ -7,16 +7,16 @@
 //! its rank reports `Ready`, so it never gets here. The messages of this module are never stored, and all ranks of a
 //! generation run the same version.
 
-use baton_checkpoint::{Manifest, SaveId, Store};
+use baton_checkpoint::{Manifest, SaveId};
 use baton_collectives::Collective;
 use baton_job::{
-    Generation, JobId, Rank,
+    Generation, Rank,
     message::{Restore, StateSource},
 };
 use baton_recipe::{JobSpec, Step, data_summary::DataSummary, progress::Progress};
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Learner, inputs::JobInputs, restoring};
+use crate::{Error, Learner, TrainingJob, restoring};
 
 /// The state to start from, and where it comes from.
 #[derive(Debug, Serialize, Deserialize)]
@@ -45,10 +45,7 @@ impl RunPosition {
 /// What decides where training begins if no rank has a state.
 #[derive(Clone, Copy)]
 pub(crate) struct RestoreContext<'a> {
-    pub(crate) job: JobId,
-    pub(crate) spec: &'a JobSpec,
-    pub(crate) inputs: &'a JobInputs,
-    pub(crate) store: &'a Store,
+    pub(crate) job: &'a TrainingJob,
     pub(crate) restore: &'a Restore,
 }
 
@@ -93,12 +90,12 @@ pub(crate) fn plan<L: Learner>(
     let mine = Entrant {
         step: held.map(|position| position.progress.step),
         program: learner.program().map(str::to_owned),
-        data: context.inputs.summary().clone(),
+        data: context.job.inputs.summary().clone(),
     };
     let all: Vec<Entrant> = gather(collective, &mine)?;
     let furthest = all.iter().filter_map(|entrant| entrant.step).max();
     let holder = furthest.and_then(|_| all.iter().position(|entrant| entrant.step == furthest));
-    check_inputs(&all, holder, collective.rank(), context.spec)?;
+    check_inputs(&all, holder, collective.rank(), &context.job.spec)?;
     let Some(holder) = holder else {
         return restoring::restore(collective, learner, context);
     };
@@ -201,7 +198,7 @@ impl RestoreContext<'_> {
         for rollback in rollbacks.iter().filter(|r| r.generation > written_by) {
             match rollback.skip {
                 Some(batch) => {
-                    progress.skips.extend(self.inputs.plan().with_preceding_batch(batch))
+                    progress.skips.extend(self.job.inputs.plan().with_preceding_batch(batch))
                 }
                 None => progress.lr_cuts += 1,
             }

@@ -22,7 +22,7 @@ use baton_recipe::{progress::Progress, schedule::learning_rate};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Error, Learner,
+    Error, Learner, TrainingJob,
     agree::{AgreedState, RestoreContext, RestorePlan, StateProvider, gather},
     saving::layout,
 };
@@ -63,7 +63,7 @@ pub(crate) fn restore<L: Learner>(
         match exchange_command(collective, mine.take())? {
             RestoreCommand::Read(manifest) => {
                 // Rank 0 decides what to do about damage.
-                let _damage = read_share(context.store, &manifest, collective, learner)?;
+                let _damage = read_share(&context.job.store, &manifest, collective, learner)?;
             }
             RestoreCommand::Begin(plan) => return Ok(*plan),
         }
@@ -85,8 +85,7 @@ fn choose<L: Learner>(
     learner: &mut L,
     context: RestoreContext<'_>,
 ) -> Result<RestorePlan, Error> {
-    let RestoreContext { spec, inputs, store, .. } = context;
-    let restore = context.restore;
+    let RestoreContext { job: TrainingJob { spec, store, inputs, .. }, restore } = context;
     // Ok: the recipe's changes since the checkpoint. Err: the checkpoint is intact but cannot be used.
     let mut accepted = Ok(Vec::new());
     let mut alone = false;
@@ -274,7 +273,7 @@ fn changes(
     program: Option<&str>,
     location: &str,
 ) -> Result<Vec<String>, Error> {
-    let RestoreContext { job, spec, inputs, restore, .. } = context;
+    let RestoreContext { job: TrainingJob { id, spec, inputs, .. }, restore } = context;
     let mut changes = spec.changes_since(&manifest.recipe);
     if manifest.program.as_deref().is_some_and(|digest| program != Some(digest)) {
         changes.push(format!("the network in {} is another one", spec.model.definition()));
@@ -294,7 +293,7 @@ fn changes(
         changes.push(format!("the training set {set} has {samples} samples instead of {before}"));
     }
     // What changed since this run's own checkpoints was not there when the user allowed changes.
-    let is_allowed = restore.allow_recipe_change && manifest.job != job;
+    let is_allowed = restore.allow_recipe_change && manifest.job != *id;
     if changes.is_empty() || is_allowed {
         return Ok(changes);
     }

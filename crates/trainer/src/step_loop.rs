@@ -316,13 +316,7 @@ impl<L: Learner> Trainer<L> {
             self.validity = StateValidity::Partial;
         }
         let began = Instant::now();
-        let restore = RestoreContext {
-            job: self.job.id,
-            spec: &self.job.spec,
-            inputs: &self.job.inputs,
-            store: &self.job.store,
-            restore: context.restore,
-        };
+        let restore = RestoreContext { job: &self.job, restore: context.restore };
         let plan = agree::plan(context.collective, held.as_ref(), &mut self.learner, restore)?;
         let step = plan.agreed.position.progress.step;
         let behind = held.as_ref().is_none_or(|held| held.progress.step != step);

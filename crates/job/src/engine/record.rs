@@ -75,6 +75,9 @@ pub enum Record {
     Ended(Outcome),
 }
 
+/// How long a copy of a journal may lack entries: a store that is out of reach is tried again within a minute.
+const LONGEST_LAG_SECONDS: u64 = 120;
+
 /// What is known of the ranks of a job whose coordinator is lost with its run folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RanksOfLostJob {
@@ -91,6 +94,33 @@ impl Record {
         records.iter().rev().find(|record| {
             matches!(record, Self::Created(_) | Self::Opened { .. } | Self::Ended(_))
         })
+    }
+
+    /// Whether the job has saved a checkpoint.
+    #[must_use]
+    pub fn has_saved(records: &[Self]) -> bool {
+        records.iter().any(|record| matches!(record, Self::Saved(_)))
+    }
+
+    /// How much a copy of a journal lacks: of several checkpoints, the newest first with the times of their commits, that
+    /// are not among its records, the name of the newest and the seconds from the copy's last event to it, if these are
+    /// many. The newest alone may have been saved a moment before the coordinator was lost.
+    #[must_use]
+    pub fn lag<'a>(
+        records: &[Self],
+        last_event_unix_seconds: u64,
+        checkpoints: &'a [(String, u64)],
+    ) -> Option<(&'a str, u64)> {
+        let is_known = |name: &str| {
+            records
+                .iter()
+                .any(|record| matches!(record, Self::Saved(commit) if commit.name == name))
+        };
+        let mut missing = checkpoints.iter().filter(|(name, _)| !is_known(name));
+        let (name, created_unix_seconds) = missing.next()?;
+        missing.next()?;
+        let seconds = created_unix_seconds.saturating_sub(last_event_unix_seconds);
+        (seconds > LONGEST_LAG_SECONDS).then_some((name, seconds))
     }
 
     /// The records to add where another coordinator continues the job of one whose run folder is lost, from a copy of
@@ -243,12 +273,17 @@ impl Engine {
         Some(engine)
     }
 
-    /// A job with this resumable end that does not begin again.
+    /// After the crash of a coordinator that began after generation `began`: a job that has ended since, maybe because a
+    /// user wanted it, does not begin again.
     #[must_use]
-    pub fn stay_ended(mut self, outcome: Outcome) -> Self {
-        self.lifecycle.reason = outcome.to_string();
-        self.lifecycle.phase = Phase::Ended { outcome };
-        self.set_wake();
+    pub fn after_crash(mut self, began: Generation, records: &[Record]) -> Self {
+        if let Some(Record::Ended(outcome)) = Record::last_turn(records)
+            && self.generation() > began
+        {
+            self.lifecycle.reason = outcome.to_string();
+            self.lifecycle.phase = Phase::Ended { outcome: outcome.clone() };
+            self.set_wake();
+        }
         self
     }
 }
@@ -300,6 +335,40 @@ mod tests {
         assert!(lost(&ended(Outcome::Stopped), 1).is_some());
         assert_eq!(lost(&ended(Outcome::Completed), 1), None);
         assert_eq!(lost(&[], 1), None);
+    }
+
+    #[test]
+    fn a_job_that_has_ended_does_not_begin_again_after_a_crash_but_at_the_next_start() {
+        let spec = crate::kit::recipe(&[], &[]);
+        let ended = [begun(), vec![Record::Ended(Outcome::Stopped)]].concat();
+        let outcome = |records: &[Record], began| {
+            let engine = Engine::replay(&spec, records, Time(0)).unwrap();
+            engine.after_crash(Generation(began), records).outcome().cloned()
+        };
+        assert_eq!(outcome(&ended, 0), Some(Outcome::Stopped));
+        assert_eq!(outcome(&ended, 1), None, "this end came before the start");
+        assert_eq!(outcome(&begun(), 0), None);
+    }
+
+    #[test]
+    fn a_copy_that_lacks_several_checkpoints_of_minutes_is_behind() {
+        let checkpoint = |step: u64, created| (format!("step-{step}"), created);
+        let saved = |step: u64| {
+            let json = serde_json::json!({"saved": {"name": format!("step-{step}"), "generation": 1,
+                "step": step, "accuracy": null, "bytes": 1}});
+            serde_json::from_value::<Record>(json).unwrap()
+        };
+        let records = [saved(1), saved(2)];
+        let newest_first = [checkpoint(4, 1_000), checkpoint(3, 900), checkpoint(2, 800)];
+        assert_eq!(Record::lag(&records, 879, &newest_first), Some(("step-4", 121)));
+        assert_eq!(
+            Record::lag(&records, 880, &newest_first),
+            None,
+            "the store may be out of reach"
+        );
+        let all_but_the_newest = [records.to_vec(), vec![saved(3)]].concat();
+        assert_eq!(Record::lag(&all_but_the_newest, 0, &newest_first), None);
+        assert_eq!(Record::lag(&records, 0, &[]), None);
     }
 
     #[test]

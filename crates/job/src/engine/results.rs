@@ -21,7 +21,7 @@ pub(super) struct Results {
     pub(super) reached: Step,
     pub(super) latest: Option<StepReport>,
     pub(super) evaluation: Option<EvaluationResult>,
-    /// Of all evaluations.
+    /// Positions of all recorded evaluations.
     positions: BTreeSet<(Step, Extent)>,
     /// Estimated seconds that the newest evaluation takes or took.
     pub(super) evaluation_seconds: Option<f64>,
