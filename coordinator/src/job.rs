@@ -50,7 +50,8 @@ pub(crate) enum JobInput {
         outbox: Outbox,
         accepted: oneshot::Sender<()>,
     },
-    /// A user's request that may be refused; `answer` gets the result.
+    /// A user's request; `answer` gets the result after the journal is committed, so that a crash undoes nothing that was
+    /// answered.
     Request { request: UserRequest, answer: oneshot::Sender<Result<(), String>> },
     /// A watcher asks for the events after an id, and for all that follow.
     Watch { after: u64, answer: oneshot::Sender<Result<EventSubscription, WatchError>> },
@@ -66,9 +67,11 @@ impl From<Event> for JobInput {
     }
 }
 
-/// A request that is not always possible.
+/// What a user asks of the job; drain and stop are always possible.
 #[derive(Clone, Debug)]
 pub(crate) enum UserRequest {
+    Drain { reason: String },
+    Stop,
     Checkpoint,
     Pause { reason: String },
     Resume,
@@ -324,6 +327,8 @@ impl JobLoop {
             }
             JobInput::Request { request, answer } => {
                 let (possible, event) = match request {
+                    UserRequest::Drain { reason } => (Ok(()), Event::Drain { reason }),
+                    UserRequest::Stop => (Ok(()), Event::Stop),
                     UserRequest::Checkpoint => (self.engine.can_checkpoint(), Event::Checkpoint),
                     UserRequest::Pause { reason } => {
                         (self.engine.can_pause(), Event::Pause { reason })

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use baton_checkpoint::{Entry, Store};
-use baton_job::{Time, engine::Event, shortened};
+use baton_job::{Time, shortened};
 use baton_proto::{
     refusal,
     v1::{self, job_service_server::JobService},
@@ -87,8 +87,8 @@ impl JobService for JobApi {
         &self,
         request: Request<v1::DrainRequest>,
     ) -> Result<Response<v1::DrainResponse>, Status> {
-        let reason = shown_reason(&request.into_inner().reason);
-        self.current.job()?.queue(Event::Drain { reason }.into())?;
+        self.request(UserRequest::Drain { reason: shown_reason(&request.into_inner().reason) })
+            .await?;
         Ok(Response::new(v1::DrainResponse {}))
     }
 
@@ -121,7 +121,7 @@ impl JobService for JobApi {
         &self,
         _request: Request<v1::StopRequest>,
     ) -> Result<Response<v1::StopResponse>, Status> {
-        self.current.job()?.queue(Event::Stop.into())?;
+        self.request(UserRequest::Stop).await?;
         Ok(Response::new(v1::StopResponse {}))
     }
 
