@@ -62,6 +62,7 @@ pub(crate) fn begin(
         })
     })?;
     let metrics = Arc::new(metrics);
+    let engine = engine.after_step(metrics.reached());
     let job_id = engine.origin().job;
     let store_location = store.location().to_owned();
     tracing::info!(job = %job_id, recipe = %spec.to_json(), "serving");

@@ -15,6 +15,7 @@ use std::{
 use anyhow::{Context, Result};
 use baton_job::{Generation, engine::MetricPoint};
 use baton_proto::v1::{StreamMetricsResponse, stream_metrics_response::Metrics as PointMetrics};
+use baton_recipe::Step;
 use baton_telemetry::{history::History, tensorboard::EventFile};
 use parking_lot::Mutex;
 use tokio::sync::broadcast;
@@ -92,6 +93,17 @@ impl JobMetrics {
     pub(crate) fn all(&self) -> Vec<StreamMetricsResponse> {
         self.finish();
         self.store.history.lock().points(0)
+    }
+
+    /// Step that training had reached at the newest point; 0 if there is none.
+    pub(crate) fn reached(&self) -> Step {
+        let points = self.store.history.lock().points(0);
+        let mut steps = points.into_iter().rev().filter_map(|point| match point.metrics {
+            Some(PointMetrics::BeganAt(step)) => Some(Step(step)),
+            Some(PointMetrics::Step(metrics)) => Some(Step(metrics.step)),
+            Some(PointMetrics::Evaluation(_)) | None => None,
+        });
+        steps.next().unwrap_or_default()
     }
 
     /// Returns once all added points are in the files, or after [`FINISH_TIMEOUT`].

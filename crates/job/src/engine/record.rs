@@ -15,7 +15,7 @@ use crate::{
     plan::Placement,
     time::Time,
 };
-use baton_recipe::JobSpec;
+use baton_recipe::{JobSpec, Step};
 
 /// Values with which a job began; they never change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -283,6 +283,16 @@ impl Engine {
             self.lifecycle.reason = outcome.to_string();
             self.lifecycle.phase = Phase::Ended { outcome: outcome.clone() };
             self.set_wake();
+        }
+        self
+    }
+
+    /// After the loss of a coordinator whose ranks may run: its metrics say that training had reached `step`, maybe later
+    /// than any record. If the ranks are lost too, the steps since the last save count as lost.
+    #[must_use]
+    pub fn after_step(mut self, step: Step) -> Self {
+        if matches!(self.lifecycle.phase, Phase::Reattaching { .. }) {
+            self.results.reached = self.results.reached.max(step);
         }
         self
     }

@@ -193,6 +193,16 @@ impl Engine {
         self.state_is_shared();
         self.advance(Some(report.step));
         self.results.reached = report.step;
+        self.finish_recovery(now);
+        if is_recorded(self.spec.train.log_every, report.step) {
+            self.actions.push(Action::AddPoint(MetricPoint::Step(report.clone())));
+        }
+        self.results.latest = Some(report);
+        self.actions.extend(self.accounting.persist_if_due(now));
+    }
+
+    /// Ends the recovery in progress: at the first update, or where a pause comes before it.
+    pub(super) fn finish_recovery(&mut self, now: Time) {
         let (generation, spent) = (self.lifecycle.generation, self.accounting.spent(now));
         // The rate before the recovery.
         let pace = self.results.latest.as_ref().and_then(StepReport::seconds_per_step);
@@ -201,11 +211,6 @@ impl Engine {
             self.actions.push(Action::Persist(Record::Recovery(recovery)));
             self.publish(JobEventKind::Recovered, text);
         }
-        if is_recorded(self.spec.train.log_every, report.step) {
-            self.actions.push(Action::AddPoint(MetricPoint::Step(report.clone())));
-        }
-        self.results.latest = Some(report);
-        self.actions.extend(self.accounting.persist_if_due(now));
     }
 
     /// Handles updates and evaluations of the time without a connection to the node of rank 0. It sends the last ones

@@ -76,6 +76,7 @@ impl Engine {
     }
 
     fn begin_pause(&mut self, now: Time, reason: String) {
+        self.finish_recovery(now);
         let text = format!("training pauses after the current step: {reason}");
         let at = self.accounting.spent(now);
         self.pauses.begin(now, &reason, at);

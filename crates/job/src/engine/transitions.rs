@@ -62,6 +62,9 @@ impl Engine {
         if let Some(recovery) = self.recoveries.in_progress(self.lifecycle.generation) {
             recovery.started_at = Some(now);
         }
+        if self.pauses.current.is_some() {
+            self.finish_recovery(now);
+        }
         self.train(now, world, reason);
     }
 

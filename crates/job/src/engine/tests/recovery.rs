@@ -323,3 +323,35 @@ fn recoveries_survive_the_coordinator_including_incomplete_ones() {
     assert_eq!(replayed.recoveries, status.recoveries);
     assert_eq!(replayed.recoveries.back().unwrap().stepped_at, Some(at(15.4)));
 }
+
+#[test]
+fn steps_are_lost_too_if_coordinator_and_ranks_are_lost_together() {
+    let records = [opened(1, vec![placement(0, 0, 0)]), Record::Saved(commit(1, 30))];
+    let lost = |reached| {
+        let mut engine = replay(&records).after_step(Step(reached));
+        attach(&mut engine, at(1.0), 0, 1, None);
+        all_ready(&mut engine, at(1.1), None);
+        all_report(&mut engine, at(1.2), &RankReport::Met);
+        all_report(&mut engine, at(1.3), &started_at(30));
+        lost_steps(&engine)
+    };
+    assert_eq!(lost(40), [10]);
+    assert_eq!(lost(20), [0], "the journal knows a later step");
+}
+
+#[test]
+fn a_pause_is_no_part_of_a_recovery() {
+    let mut engine = after_40_steps();
+    engine.drive(at(9.5), Event::Pause { reason: "lunch".to_owned() });
+    report(&mut engine, at(10.0), 0, crashed());
+    tick(&mut engine, at(11.0));
+    all_ready(&mut engine, at(11.1), None);
+    all_report(&mut engine, at(11.5), &RankReport::Met);
+    all_report(&mut engine, at(12.0), &started_at(30));
+    assert_eq!(total_ms(&engine), Some(2_000));
+
+    engine.drive(at(60.0), Event::Resume);
+    report(&mut engine, at(60.1), 0, stepped(31));
+
+    assert_eq!((total_ms(&engine), lost_steps(&engine)), (Some(2_000), vec![10]));
+}
