@@ -251,6 +251,7 @@ fn prepare(
             if changes.is_empty() && !is_allowed_now && !may_go_on(&resumed, &store)? {
                 resumed
             } else {
+                refuse_store_of_another_job(resumed.origin().job, place, &store)?;
                 // A checkpoint that the old run must not resume from is excluded for this run too.
                 let was_allowed = restore.allow_recipe_change && !undoes_change;
                 let allow_recipe_change = was_allowed || args.allow_recipe_change;
@@ -401,6 +402,31 @@ fn may_go_on(resumed: &Engine, store: &Store) -> Result<bool, Failure> {
     let last = claimant.filter(|claimant| claimant.job == resumed.origin().job);
     let last = last.and_then(|claimant| JobSpec::from_saved(&claimant.recipe).ok());
     Ok(last.is_some_and(|last| resumed.may_go_on(&last)))
+}
+
+/// A changed recipe continues from the newest checkpoint of the store, which must not be another job's.
+fn refuse_store_of_another_job(
+    job: JobId,
+    place: &ServingPlace,
+    store: &Store,
+) -> Result<(), Failure> {
+    let failure = |error: StoreError| disk::store_failure(&error);
+    let fence = store.fence().map_err(failure)?;
+    let claimant = store.claimant(fence).map_err(failure)?;
+    // This run folder may have begun another job itself, with the recipe before this one.
+    let is_own = |other: &Claimant| {
+        other.job == job || (&other.host, &other.run_dir) == (&place.host, &place.run_dir)
+    };
+    match claimant.filter(|other| !is_own(other)) {
+        None => Ok(()),
+        Some(other) => Err(bad_input(format!(
+            "checkpoint store {} was taken over with generation {fence} by {other}, so its newest checkpoint is not of \
+             run folder {}: give this job another store with checkpoint.dir (`baton checkpoint cp` copies a checkpoint), \
+             or begin a new run here from one of its checkpoints with --resume NAME",
+            store.location(),
+            place.run_dir
+        ))),
+    }
 }
 
 /// A job that is complete does not start, so no rank would notice that its checkpoints are gone.

@@ -91,7 +91,8 @@ class Run:
         return status
 
     def checkpoints(self) -> list[dict[str, Any]]:
-        """The checkpoints of the run or in the bucket, the newest first, as `baton checkpoint ls --json` prints them.
+        """The checkpoints of the run or in the bucket, the newest first, as `baton checkpoint ls --json` prints them; also
+        those of other jobs that used the same store.
 
         Raises JobError if they cannot be listed.
         """
@@ -112,7 +113,9 @@ class Run:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "weights.safetensors")
             chosen = ([checkpoint] if checkpoint else []) + (["--ema"] if ema else [])
-            _programs.call_baton("checkpoint", "export", *chosen, "--json", "--dir", self._store(), "--out", file)
+            # Another job may have used the store later.
+            place = ("--dir", self._bucket) if self._bucket else ("--run-dir", self.path)
+            _programs.call_baton("checkpoint", "export", *chosen, "--json", *place, "--out", file)
             return load_file(file)
 
     def _store(self) -> str:

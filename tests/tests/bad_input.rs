@@ -264,6 +264,37 @@ async fn a_store_without_a_checkpoint_yet_belongs_to_the_job_that_opened_it() {
 }
 
 #[tokio::test]
+async fn checkpoints_of_a_job_that_used_the_store_later_are_not_taken_for_those_of_the_run() {
+    let mut first = Cluster::new().set("train.epochs=1");
+    first.run_to_the_end(1).await;
+    let own = first.checkpoint_names().into_iter().max().unwrap();
+    let store = first.run_dir().join("checkpoints");
+    let mut other = Cluster::new().set("train.epochs=1").set("seed=8").set("name=other");
+    other = other.set(&format!("checkpoint.dir={}", store.display()));
+    other.start_coordinator(&["--no-auto-resume"]).await;
+    other.start_agent("node", 1);
+    let (coordinator, _) = other.finish().await;
+    assert!(coordinator.success(), "{}", other.log("coordinator"));
+    let newest =
+        first.checkpoint_names().into_iter().max_by_key(|name| name.contains("gen-000002"));
+    assert!(newest.unwrap() != own);
+
+    for (run, expected) in [(&first, "gen-000001"), (&other, "gen-000002")] {
+        let out = run.run_dir().join("weights.safetensors");
+        let mut export = Command::new(binary("baton"));
+        export.args(["checkpoint", "export", "--json", "--run-dir"]).arg(run.run_dir());
+        let exported = export.arg("--out").arg(&out).output().unwrap();
+        let text = String::from_utf8_lossy(&exported.stdout);
+        assert!(exported.status.success() && text.contains(expected), "{text}");
+    }
+    first = first.set("train.epochs=2");
+    let error = refused(&first, &["--allow-recipe-change"]);
+    for part in ["generation 2 by job `other`", "checkpoint.dir", "--resume"] {
+        assert!(error.contains(part), "{part} is missing in {error}");
+    }
+}
+
+#[tokio::test]
 async fn a_store_of_an_older_version_is_known_by_its_newest_checkpoint() {
     let mut cluster = Cluster::new().set("train.epochs=1");
     cluster.run_to_the_end(1).await;

@@ -3,7 +3,9 @@
 use baton_checkpoint::Store;
 use baton_job::exit::Failure;
 
-use super::folder::{BareWord, Reference, blocking, is_newest, open, pick_and_skip, store_failure};
+use super::folder::{
+    BareWord, Reference, StoreUser, blocking, is_newest, open, pick_and_skip, store_failure,
+};
 use crate::{
     commands::bar::{BYTES, bar},
     failure::bad_input,
@@ -59,7 +61,7 @@ fn copy(source: &str, destination: &str) -> Result<(json::CopiedCheckpoint, Vec<
         )));
     }
     let from = open(&location)?;
-    let (manifest, skipped) = pick_and_skip(&from, name.as_deref())?;
+    let (manifest, skipped) = pick_and_skip(&from, &StoreUser::Any, name.as_deref())?;
     let to = Store::open(destination).map_err(store_failure)?;
     let bar = bar(BYTES, manifest.all_bytes());
     let copied = from.copy_to(&manifest, &to, &|bytes| bar.inc(bytes));

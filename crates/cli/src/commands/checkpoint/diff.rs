@@ -6,7 +6,9 @@ use baton_recipe::{JobSpec, spec};
 use comfy_table::{Table, presets};
 use serde_json::Value;
 
-use super::folder::{BareWord, FolderFlags, Reference, blocking, open, pick, store_failure};
+use super::folder::{
+    BareWord, FolderFlags, FoundFolder, Reference, StoreUser, blocking, open, pick, store_failure,
+};
 use crate::{
     commands::{
         bar::{BYTES, bar},
@@ -53,7 +55,7 @@ pub(super) async fn run(args: Args) -> Result<u8, Failure> {
         _ => Some(args.folder.find().await.map_err(as_bad_input)?),
     };
     let compared = blocking(move || {
-        let [a, b] = [a, b].map(|reference| Side::open(reference, folder.as_deref()));
+        let [a, b] = [a, b].map(|reference| Side::open(reference, folder.as_ref()));
         compare(&a?, &b?, args.top)
     });
     let difference = compared.await.map_err(as_bad_input)?;
@@ -69,9 +71,13 @@ struct Side {
 
 impl Side {
     /// Opens a checkpoint; `folder` is used if the reference has no location.
-    fn open(reference: Reference, folder: Option<&str>) -> Result<Self, Failure> {
-        let store = open(reference.location.as_deref().or(folder).unwrap_or_default())?;
-        let manifest = pick(&store, reference.name.as_deref())?;
+    fn open(reference: Reference, folder: Option<&FoundFolder>) -> Result<Self, Failure> {
+        let (location, user) = match (&reference.location, folder) {
+            (None, Some(found)) => (found.location.as_str(), &found.user),
+            (location, _) => (location.as_deref().unwrap_or_default(), &StoreUser::Any),
+        };
+        let store = open(location)?;
+        let manifest = pick(&store, user, reference.name.as_deref())?;
         Ok(Self { store, manifest })
     }
 

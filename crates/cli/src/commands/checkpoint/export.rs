@@ -14,7 +14,7 @@ use baton_language::{
 };
 
 use super::{
-    folder::{FolderFlags, is_newest, pick_and_skip, store_failure, with_store},
+    folder::{FolderFlags, FoundFolder, is_newest, pick_and_skip, store_failure, with_store},
     merge::language_recipe,
 };
 use crate::{
@@ -170,13 +170,13 @@ fn target(args: &Args) -> Result<ExportTarget, Failure> {
 
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
     let target = target(&args)?;
-    let location = args.folder.find().await?;
+    let FoundFolder { location, user, .. } = args.folder.find().await?;
     let float = args.dtype.float();
     let weights = if args.ema { Weights::Averaged } else { Weights::Raw };
     let (path, format) = (target.path().display().to_string(), target.format());
     let (manifest, damaged, bytes) = with_store(location, move |store| {
         let attempt = || {
-            let (manifest, damaged) = pick_and_skip(store, args.name.as_deref())?;
+            let (manifest, damaged) = pick_and_skip(store, &user, args.name.as_deref())?;
             let bytes = target.write(float, store, &manifest, weights)?;
             Ok((manifest, damaged, bytes))
         };

@@ -1,12 +1,15 @@
 //! Finds the folder with a job's checkpoints, and a checkpoint by its name.
 
 use std::{
+    collections::BTreeMap,
     fs, io,
-    path::{Path, PathBuf},
+    path::{self, Path, PathBuf},
 };
 
-use baton_checkpoint::{CheckpointReference, Entry, EntryState, Error, Manifest, Store};
-use baton_job::exit::Failure;
+use baton_checkpoint::{
+    CheckpointReference, Claimant, Entry, EntryState, Error, Manifest, SaveId, Store,
+};
+use baton_job::{Generation, JobId, exit::Failure};
 use baton_proto::v1::GetStatusResponse;
 use serde_json::Value;
 
@@ -29,28 +32,25 @@ impl FolderFlags {
     /// The folder: the one given, or else the one reported by a coordinator, or else the one in the given run folder,
     /// or else the one in the newest run folder. Names repeat between jobs, so a coordinator that the user has named,
     /// or one that refuses, is never replaced by a folder.
-    pub(super) async fn find(&self) -> Result<String, Failure> {
-        Ok(self.find_with_status().await?.0)
-    }
-
-    /// The folder, and the coordinator's status if the coordinator was asked.
-    pub(super) async fn find_with_status(
-        &self,
-    ) -> Result<(String, Option<GetStatusResponse>), Failure> {
+    pub(super) async fn find(&self) -> Result<FoundFolder, Failure> {
         if let Some(dir) = &self.dir {
-            return Ok((dir.clone(), None));
+            return Ok(FoundFolder { location: dir.clone(), user: StoreUser::Any, status: None });
         }
         if let Some(status) = self.status().await? {
-            return Ok((status.checkpoint_location.clone(), Some(status)));
+            let location = status.checkpoint_location.clone();
+            let user = status.job_id.parse().map_or(StoreUser::Any, |id| StoreUser::Job(JobId(id)));
+            return Ok(FoundFolder { location, user, status: Some(status) });
         }
         let run = self.target.run_dir.clone().or_else(newest_run);
         let run = run.unwrap_or_else(|| Path::new(connect::RUNS).join("*"));
-        location_of(&run).map(|location| (location, None)).ok_or_else(|| {
+        let location = location_of(&run).ok_or_else(|| {
             failed(format!(
                 "no coordinator answers, and there is no {}: give the folder of the checkpoints with --dir",
                 run.join(CHECKPOINTS).display()
             ))
-        })
+        })?;
+        let user = StoreUser::RunFolder(path::absolute(&run).unwrap_or(run).display().to_string());
+        Ok(FoundFolder { location, user, status: None })
     }
 
     /// The coordinator's status, if there is a coordinator with a job.
@@ -70,6 +70,58 @@ impl FolderFlags {
             Err(failure) if coordinator.is_named() || !failure.class.is_retriable() => Err(failure),
             Ok(_) | Err(_) => Ok(None),
         }
+    }
+}
+
+/// A folder with checkpoints, which several jobs may have used.
+pub(super) struct FoundFolder {
+    pub(super) location: String,
+    /// Whose checkpoints are meant.
+    pub(super) user: StoreUser,
+    /// If a coordinator was asked.
+    pub(super) status: Option<GetStatusResponse>,
+}
+
+/// Whose checkpoints a command is about.
+#[derive(Clone, Debug)]
+pub(super) enum StoreUser {
+    Any,
+    Job(JobId),
+    /// The jobs whose coordinators had this run folder, wherever their generations were opened later.
+    RunFolder(String),
+}
+
+impl StoreUser {
+    /// Those of the entries that are of this user; all if it has saved none: it may have begun with those of another one.
+    fn own(&self, store: &Store, mut entries: Vec<Entry>) -> Result<Vec<Entry>, Failure> {
+        let mut claimants: BTreeMap<Generation, Option<Claimant>> = BTreeMap::new();
+        for Entry { id: SaveId { generation, .. }, .. } in &entries {
+            if !claimants.contains_key(generation) && !matches!(self, Self::Any) {
+                claimants.insert(*generation, store.claimant(*generation).map_err(store_failure)?);
+            }
+        }
+        let jobs: Vec<JobId> = match self {
+            Self::Any => return Ok(entries),
+            Self::Job(job) => vec![*job],
+            Self::RunFolder(folder) => {
+                let is_here = |found: &&Claimant| {
+                    let real = |folder: &str| fs::canonicalize(folder).ok();
+                    let has_real = |place| Some(place) == real(folder);
+                    found.run_dir == *folder || real(&found.run_dir).is_some_and(has_real)
+                };
+                let here = claimants.values().flatten().filter(is_here);
+                here.map(|found| found.job).collect()
+            }
+        };
+        let job_of = |entry: &Entry| match entry.state.manifest() {
+            Some(manifest) => Some(manifest.job),
+            None => claimants.get(&entry.id.generation)?.as_ref().map(|found| found.job),
+        };
+        let is_own = |entry: &Entry| job_of(entry).is_some_and(|job| jobs.contains(&job));
+        if entries.iter().any(|entry| entry.state.manifest().is_some() && is_own(entry)) {
+            entries.retain(is_own);
+        }
+        Ok(entries)
     }
 }
 
@@ -184,14 +236,19 @@ pub(super) fn complete_manifest(entry: &Entry) -> Result<&Manifest, Failure> {
     }
 }
 
-/// The checkpoint called `name`, or the newest complete one. It is an error if the newest one is from a newer Baton.
-pub(super) fn pick(store: &Store, name: Option<&str>) -> Result<Manifest, Failure> {
-    pick_and_skip(store, name).map(|(manifest, _)| manifest)
+/// The checkpoint called `name`, or the newest complete one of the user. It is an error if the newest one is from a newer Baton.
+pub(super) fn pick(
+    store: &Store,
+    user: &StoreUser,
+    name: Option<&str>,
+) -> Result<Manifest, Failure> {
+    pick_and_skip(store, user, name).map(|(manifest, _)| manifest)
 }
 
 /// Like [`pick`], also with the damaged checkpoints that are newer than the picked one, if no name was given.
 pub(super) fn pick_and_skip(
     store: &Store,
+    user: &StoreUser,
     name: Option<&str>,
 ) -> Result<(Manifest, Vec<String>), Failure> {
     let entries = store.list().map_err(store_failure)?;
@@ -200,7 +257,7 @@ pub(super) fn pick_and_skip(
         return Ok((manifest.clone(), Vec::new()));
     }
     let mut damaged = Vec::new();
-    for entry in &entries {
+    for entry in &user.own(store, entries)? {
         match &entry.state {
             EntryState::Complete(_) | EntryState::Newer(_) => {
                 return Ok((complete_manifest(entry)?.clone(), damaged));
@@ -270,11 +327,11 @@ mod tests {
     #[test]
     fn without_a_complete_checkpoint_the_damaged_one_is_named() {
         let sample = samples::store();
-        assert!(pick(&sample.store, None).unwrap_err().class.is_retriable());
+        assert!(pick(&sample.store, &StoreUser::Any, None).unwrap_err().class.is_retriable());
         let name = Sample::default().save(&sample.store).name();
         let manifest = sample.folder.path().join(&name).join("manifest.json");
         fs::write(manifest, "{").unwrap();
-        let failure = pick(&sample.store, None).unwrap_err();
+        let failure = pick(&sample.store, &StoreUser::Any, None).unwrap_err();
         assert!(!failure.class.is_retriable());
         assert!(failure.message.contains(&format!("damaged: {name} (")), "{failure}");
     }

@@ -12,7 +12,7 @@ use baton_recipe::progress::Accuracy;
 use comfy_table::{Table, presets};
 
 use super::{
-    folder::{FolderFlags, with_store},
+    folder::{FolderFlags, FoundFolder, with_store},
     keeping::{rollbacks, with_decisions},
 };
 use crate::{connect::Coordinator, human, json, output, render};
@@ -51,7 +51,7 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
 }
 
 async fn list(folder: &FolderFlags) -> Result<Vec<json::ListedCheckpoint>, Failure> {
-    let (location, status) = folder.find_with_status().await?;
+    let FoundFolder { location, status, .. } = folder.find().await?;
     let rollbacks = rollbacks(status.as_ref());
     let with_decisions = with_store(location, move |store| with_decisions(store, &rollbacks)).await;
     match (with_decisions, status) {

@@ -10,7 +10,9 @@ use baton_job::exit::Failure;
 use baton_language::{LanguageModel, NewFolder, merge::Merge, output::MAX_FILE_BYTES};
 use baton_recipe::JobSpec;
 
-use super::folder::{FolderFlags, is_newest, pick_and_skip, store_failure, with_store};
+use super::folder::{
+    FolderFlags, FoundFolder, is_newest, pick_and_skip, store_failure, with_store,
+};
 use crate::{
     commands::{
         bar::{BYTES, CommandProgress},
@@ -60,9 +62,9 @@ pub(crate) struct Args {
 }
 
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
-    let location = args.folder.find().await?;
+    let FoundFolder { location, user, .. } = args.folder.find().await?;
     let (merged, damaged, is_json) = with_store(location, move |store| {
-        let (manifest, damaged) = pick_and_skip(store, args.name.as_deref())?;
+        let (manifest, damaged) = pick_and_skip(store, &user, args.name.as_deref())?;
         Ok((merge(store, &manifest, &args)?, damaged, args.json))
     })
     .await?;

@@ -4,7 +4,7 @@ use baton_checkpoint::{Entry, KeepReason, Manifest, PruneDecision, Store, prune_
 use baton_job::{exit::Failure, message::Rollback};
 
 use super::{
-    folder::{FolderFlags, named, store_failure, with_store},
+    folder::{FolderFlags, FoundFolder, named, store_failure, with_store},
     keeping::{listed, rollbacks},
 };
 use crate::{failure::bad_input, human, json, output};
@@ -41,7 +41,7 @@ pub(crate) struct Args {
 }
 
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
-    let (location, status) = args.folder.find_with_status().await?;
+    let FoundFolder { location, status, .. } = args.folder.find().await?;
     let rollbacks = rollbacks(status.as_ref());
     let removed = with_store(location, move |store| {
         let chosen = choose(store, &args.names, args.force, &rollbacks)?;

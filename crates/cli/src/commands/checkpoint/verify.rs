@@ -43,7 +43,7 @@ pub(crate) struct Args {
 }
 
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
-    let location = args.folder.find().await?;
+    let location = args.folder.find().await?.location;
     let (names, jobs) = (args.names, args.jobs.unwrap_or_else(default_jobs));
     let verified = with_store(location, move |store| verify(store, &names, jobs)).await?;
     verified.iter().for_each(|one| json::print(args.json, one, text));
