@@ -130,6 +130,29 @@ async fn bad_samples_end_the_job_with_their_names_or_are_skipped_and_counted() {
     );
 }
 
+#[tokio::test]
+async fn a_bad_validation_sample_loses_no_update_of_the_only_rank() {
+    let folder = tempfile::tempdir().unwrap();
+    shards(folder.path(), &[300], |sample, bytes| {
+        if sample == 200 {
+            let len = bytes.len();
+            bytes[len / 2..len - 2].fill(0);
+        }
+    });
+    let val = format!("data.val={}", folder.path().join("train-0.beton").display());
+    // Nothing else is saved.
+    let mut failing = Cluster::new().set(&val).set("evaluation.every_epochs=2");
+    failing = failing.set("train.epochs=2").set("checkpoint={ every_epochs=0 }");
+    failing.start_coordinator(&[]).await;
+    failing.start_agent("node", 1);
+    let (coordinator, _) = failing.finish().await;
+    let log = failing.log("coordinator");
+    assert_eq!(coordinator.code(), Some(i32::from(exit::BAD_INPUT)), "{log}");
+    assert!(log.contains("train-0.beton: sample 200"), "{log}");
+    assert_eq!(failing.checkpoint_names().len(), 1, "{log}");
+    assert!(failing.newest_state() == Cluster::new().set("train.epochs=2").run_to_the_end(1).await);
+}
+
 /// Writes waves of two frequencies with noise; the frequency is determined by the class.
 fn signals(path: &Path, count: u64) {
     let array = Array { shape: vec![2, 50], dtype: "<f4".to_owned() };

@@ -89,6 +89,18 @@ impl<L: Learner> Trainer<L> {
         Ok(result)
     }
 
+    /// Saves the state once, if this rank has one that is not saved, as well as it can be after a failure.
+    pub(crate) fn try_to_save(&mut self, context: &mut GenerationContext<'_>) {
+        if self.step().is_none() {
+            return;
+        }
+        let _ = self.finish_writing(context);
+        if self.step() != self.position.durable_step() {
+            self.begin_writing(context);
+            let _ = self.finish_writing(context);
+        }
+    }
+
     /// Adds the last evaluation to the checkpoint of the same state, now or when that checkpoint is committed.
     pub(crate) fn add_evaluation(&mut self, context: &GenerationContext<'_>) {
         let progress = &self.position.progress;

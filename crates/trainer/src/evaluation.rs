@@ -11,6 +11,7 @@ use std::{
 use baton_collectives::{Collective, MAX_GATHERED_BYTES};
 use baton_data::Batch;
 use baton_job::{
+    exit::Class,
     message::{Activity, GeneratedText, MAX_SHOWN_TEXTS},
     shortened,
 };
@@ -109,8 +110,11 @@ impl Voting<'_> {
         saver: &mut Saver,
         amount: EvaluationAmount,
         done: bool,
+        has_failed: bool,
     ) -> Result<Option<(Votes, Interruption)>, Error> {
-        let ballot = Ballot { votes: self.controls.vote(saver.is_busy()), done, amount };
+        let votes = self.controls.vote(saver.is_busy());
+        let votes = Votes { stop: votes.stop || has_failed, ..votes };
+        let ballot = Ballot { votes, done, amount };
         let ballots = gather(self.collective, &ballot)?;
         self.last = Instant::now();
         let all =
@@ -148,11 +152,13 @@ impl<L: Learner> Trainer<L> {
     ///
     /// The ranks vote while they evaluate, also in the middle of a batch. For a vote that needs an action, a batch is
     /// abandoned and evaluated again later. A checkpoint is written meanwhile; a stop or a pause cuts the evaluation
-    /// short. It has no result then, and is made again as a whole.
+    /// short. It has no result then, and is made again as a whole. If a sample or the recipe is the reason why this rank
+    /// cannot evaluate, that becomes its `failure`, and it votes for a stop: all ranks save.
     pub(crate) fn evaluate_set(
         &mut self,
         context: &mut GenerationContext<'_>,
         extent: Extent,
+        failure: &mut Option<Error>,
     ) -> Result<(Option<Evaluated>, Votes), Error> {
         let spec = self.job.spec.clone();
         let kinds = match spec.ema {
@@ -177,7 +183,7 @@ impl<L: Learner> Trainer<L> {
             began: Instant::now(),
         };
         let (is_complete, votes) = loop {
-            let (votes, why) = self.evaluate_until_interrupted(context, &mut share)?;
+            let (votes, why) = self.evaluate_until_interrupted(context, &mut share, failure)?;
             match why {
                 Interruption::Done => break (true, votes),
                 Interruption::Votes if votes.stop || votes.pause => break (false, votes),
@@ -207,11 +213,12 @@ impl<L: Learner> Trainer<L> {
         Ok((Some(Evaluated { raw, ema, texts }), votes))
     }
 
-    /// Evaluates this rank's next batches until all ranks are done or must act.
+    /// Evaluates this rank's next batches until all ranks are done or must act, or this rank has a failure.
     fn evaluate_until_interrupted<N: Iterator<Item = u64>>(
         &mut self,
         context: &mut GenerationContext<'_>,
         share: &mut Share<N>,
+        failure: &mut Option<Error>,
     ) -> Result<(Votes, Interruption), Error> {
         let Self { learner, saver, .. } = self;
         let (controls, activity) = (context.controls, context.controls.activity());
@@ -220,8 +227,9 @@ impl<L: Learner> Trainer<L> {
         let mut voting = Voting { collective, controls, last, total, began };
         loop {
             let number = share.numbers.peek().copied();
-            if (number.is_none() || voting.is_due())
-                && let Some(interruption) = voting.vote(saver, share.done, number.is_none())?
+            if (number.is_none() || failure.is_some() || voting.is_due())
+                && let Some(interruption) =
+                    voting.vote(saver, share.done, number.is_none(), failure.is_some())?
             {
                 return Ok(interruption);
             }
@@ -231,53 +239,76 @@ impl<L: Learner> Trainer<L> {
                 if !share.feed.wait_until_ready(DATA_POLL_INTERVAL) {
                     continue;
                 }
-                share.next = share.feed.next()?;
+                match share.feed.next().map_err(Error::from) {
+                    Err(error) if is_bad_input(&error) => {
+                        *failure = Some(error);
+                        continue;
+                    }
+                    next => share.next = next?,
+                }
             }
             let batch = share.next.take();
             let batch = batch.ok_or(Error::Bug("the loader of the validation set ended"))?;
             activity.set(Activity::Evaluating);
             let (mut interruption, done) = (None, share.done);
             let mut is_interrupted = || {
+                // A batch of texts may take minutes, and must not look like a rank that hangs.
+                activity.set(Activity::Evaluating);
                 if interruption.is_none() && voting.is_due() {
-                    interruption = voting.vote(saver, done, false).transpose();
+                    interruption = voting.vote(saver, done, false, false).transpose();
                 }
                 interruption.is_some()
             };
-            let is_complete = if number < share.batches {
-                let mut evaluate =
-                    |weights: &_| learner.evaluate(&batch, *weights, &mut is_interrupted);
-                let evaluated: Option<Vec<_>> =
-                    share.kinds.iter().map(&mut evaluate).collect::<Result<_, _>>()?;
-                share.done.samples += evaluated.as_ref().map_or(0, |_| batch.len() as u64);
-                evaluated.map(|evaluated| share.evaluated.push((number, evaluated)))
-            } else {
-                let mut after_token = || {
-                    // A batch of texts may take minutes, and must not look like a rank that hangs.
-                    activity.set(Activity::Evaluating);
-                    is_interrupted()
-                };
-                let mut write =
-                    |weights: &_| learner.write_texts(&batch, *weights, &mut after_token);
-                let written: Option<Vec<_>> =
-                    share.kinds.iter().map(&mut write).collect::<Result<_, _>>()?;
-                share.done.texts += written.as_ref().map_or(0, |_| batch.len() as u64);
-                written.map(|written| {
-                    let of_kind = |(kind, texts): (usize, Vec<GeneratedText>)| {
-                        texts.into_iter().map(move |text| (kind, text))
-                    };
-                    share.texts.extend(written.into_iter().enumerate().flat_map(of_kind));
-                })
-            };
-            if is_complete.is_some() {
-                share.numbers.next();
-                share.feed.recycle(batch);
-            } else {
-                share.next = Some(batch);
+            match share.evaluate(learner, number, &batch, &mut is_interrupted) {
+                Ok(true) => {
+                    share.numbers.next();
+                    share.feed.recycle(batch);
+                }
+                Ok(false) => share.next = Some(batch),
+                // The other ranks may have been interrupted in the middle of this batch.
+                Err(error) if is_bad_input(&error) => *failure = Some(error),
+                Err(error) => return Err(error),
             }
             if let Some(interruption) = interruption {
                 return interruption;
             }
         }
+    }
+}
+
+/// Whether another attempt, on any rank, would fail in the same way.
+fn is_bad_input(error: &Error) -> bool {
+    error.failure().class == Class::BadInput
+}
+
+impl<N: Iterator<Item = u64>> Share<N> {
+    /// Evaluates a batch, or writes its texts; returns false if that was interrupted.
+    fn evaluate<L: Learner>(
+        &mut self,
+        learner: &mut L,
+        number: u64,
+        batch: &Batch,
+        is_interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<bool, Error> {
+        if number < self.batches {
+            let mut evaluate = |weights: &_| learner.evaluate(batch, *weights, is_interrupted);
+            let evaluated: Option<Vec<_>> =
+                self.kinds.iter().map(&mut evaluate).collect::<Result<_, _>>()?;
+            let Some(evaluated) = evaluated else { return Ok(false) };
+            self.done.samples += batch.len() as u64;
+            self.evaluated.push((number, evaluated));
+        } else {
+            let mut write = |weights: &_| learner.write_texts(batch, *weights, is_interrupted);
+            let written: Option<Vec<_>> =
+                self.kinds.iter().map(&mut write).collect::<Result<_, _>>()?;
+            let Some(written) = written else { return Ok(false) };
+            self.done.texts += batch.len() as u64;
+            let of_kind = |(kind, texts): (usize, Vec<GeneratedText>)| {
+                texts.into_iter().map(move |text| (kind, text))
+            };
+            self.texts.extend(written.into_iter().enumerate().flat_map(of_kind));
+        }
+        Ok(true)
     }
 }
 

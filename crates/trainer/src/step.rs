@@ -123,9 +123,10 @@ impl<L: Learner> Stepper<L> {
         &self.block
     }
 
-    /// Why this rank cannot continue after an abandoned step, if that is the reason for it.
-    pub(crate) fn take_failure(&mut self) -> Option<Error> {
-        self.failure.take()
+    /// Why this rank cannot continue, although the state is intact: all ranks save and stop. An evaluation that fails sets
+    /// it too.
+    pub(crate) fn failure(&mut self) -> &mut Option<Error> {
+        &mut self.failure
     }
 
     /// Makes one update. `read` is called with the newest step whose sums are known.

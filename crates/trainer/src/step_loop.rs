@@ -154,9 +154,14 @@ impl<L: Learner> Trainer<L> {
         let outcome = self.train(context, &mut Stepper::new(block), &mut feed);
         self.loaders.end(feed.stats());
         feed.detach();
-        if let Err(Error::Diverged(_)) = outcome {
-            // A newer checkpoint means less lost work. The divergence is the error to report, not a failed save.
-            let _ = self.finish_writing(context);
+        // A newer checkpoint means less lost work. The error to report is this one, not that of a failed save.
+        match &outcome {
+            Err(Error::Diverged(_)) => drop(self.finish_writing(context)),
+            // No other rank holds the state.
+            Err(error) if world == 1 && !matches!(error, Error::Collective(_)) => {
+                self.try_to_save(context);
+            }
+            _ => {}
         }
         outcome
     }
@@ -206,7 +211,7 @@ impl<L: Learner> Trainer<L> {
                         });
                     }
                     self.ensure_saved(context)?;
-                    if let Some(error) = stepper.take_failure() {
+                    if let Some(error) = stepper.failure().take() {
                         return Err(error);
                     }
                     let reason = context.controls.reason();
@@ -246,7 +251,7 @@ impl<L: Learner> Trainer<L> {
                     None
                 }
                 Due::Evaluate(extent) => {
-                    let votes = self.evaluate(context, extent)?;
+                    let votes = self.evaluate(context, extent, stepper.failure())?;
                     // Time spent here is not training time.
                     activity.restart_step_timer();
                     throughput = Throughput::start(feed.stats().waited);
@@ -411,8 +416,9 @@ impl<L: Learner> Trainer<L> {
         &mut self,
         context: &mut GenerationContext<'_>,
         extent: Extent,
+        failure: &mut Option<Error>,
     ) -> Result<Votes, Error> {
-        let (evaluated, votes) = self.evaluate_set(context, extent)?;
+        let (evaluated, votes) = self.evaluate_set(context, extent, failure)?;
         let Some(evaluation::Evaluated { raw, ema, texts }) = evaluated else {
             return Ok(votes);
         };

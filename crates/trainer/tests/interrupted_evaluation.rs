@@ -135,7 +135,7 @@ fn rank_with(checkpoint: &str, store: &Arc<Store>, hook: Hook) -> TestRank {
 
 type RunResult = (Result<Outcome, Error>, Vec<RankReport>);
 
-/// Runs one generation of both ranks; returns the results in rank order.
+/// Runs one generation of the ranks; returns the results in their order.
 fn generation(number: u64, ranks: &mut [TestRank], controls: &[Arc<Controls>]) -> Vec<RunResult> {
     let run = |rank: &mut TestRank, mut collective: local::LocalCollective, controls: &Controls| {
         let (restore, mut reports) = (Restore::default(), Vec::new());
@@ -149,7 +149,7 @@ fn generation(number: u64, ranks: &mut [TestRank], controls: &[Arc<Controls>]) -
         (ended, reports)
     };
     thread::scope(|scope| {
-        let group = local::group(2, Duration::from_secs(60));
+        let group = local::group(u32::try_from(ranks.len()).unwrap(), Duration::from_secs(60));
         let members = ranks.iter_mut().zip(group).zip(controls);
         let threads: Vec<_> = members
             .map(|((rank, collective), controls)| {
@@ -325,6 +325,36 @@ fn ranks_that_die_during_an_evaluation_lose_no_update_and_it_is_made_again_with_
     assert_eq!(resumed[0].1.iter().find_map(started), Some(Step(4)));
     assert_eq!(results(&resumed[0].1), undisturbed());
     assert_eq!(checkpoints(&store), [(Step(8), true), (Step(4), true)]);
+}
+
+/// A hook whose second batch fails.
+fn failing(error: impl Fn() -> learner::Error + Send + Sync + 'static) -> Hook {
+    Arc::new(move |number, _| if number == 1 { Err(error()) } else { Ok(true) })
+}
+
+fn bad_recipe() -> learner::Error {
+    learner::Error::Recipe("no evaluation with this".to_owned())
+}
+
+#[test]
+fn a_rank_that_cannot_evaluate_loses_no_update() {
+    let store = Arc::new(Store::memory().unwrap());
+    let mut ranks = [rank(&store, before(|_| {})), rank(&store, failing(bad_recipe))];
+    let ended = generation(1, &mut ranks, &two_controls());
+    assert!(matches!(ended[0].0, Ok(Outcome::Drained { .. })), "{:?}", ended[0].0);
+    assert!(matches!(&ended[1].0, Err(error) if error.to_string().contains("with this")));
+    assert_eq!(checkpoints(&store), [(Step(4), false)]);
+}
+
+#[test]
+fn the_only_rank_saves_before_it_ends_with_an_error() {
+    let device = || learner::Error::Device("the machine is hot".to_owned());
+    for error in [bad_recipe, device] {
+        let store = Arc::new(Store::memory().unwrap());
+        let ended = generation(1, &mut [rank(&store, failing(error))], &[Arc::default()]);
+        assert!(ended[0].0.is_err(), "{:?}", ended[0].0);
+        assert_eq!(checkpoints(&store), [(Step(4), false)]);
+    }
 }
 
 #[test]

@@ -9,6 +9,8 @@ use super::{
     lifecycle::Phase,
     membership::{Member, World},
 };
+use baton_recipe::Step;
+
 use crate::{
     exit::{Class, Failure, Outcome, crash},
     ids::{NodeId, Rank},
@@ -25,7 +27,14 @@ impl Engine {
         self.record_state(rank, false);
         match self.fails_with.is_some() || self.begin_last_save(now, &failure) {
             true => self.lost(now, &[rank], Member::Gone, crash(failure.message)),
-            false => self.end(now, Outcome::Failed { failure }),
+            false => {
+                let committed = self.results.commit.as_ref().map_or(Step(0), |commit| commit.step);
+                let outcome = match self.results.reached > committed {
+                    true => failed(failure, &self.saved_state()),
+                    false => Outcome::Failed { failure },
+                };
+                self.end(now, outcome);
+            }
         }
     }
 
