@@ -304,6 +304,8 @@ async fn watch(
             }
             Ok(Some(FromRank::Failed(failure))) => reported_failure = Some(failure),
             Ok(None) => break,
+            // It was killed with something unread.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => break,
             Err(error) => {
                 // Nothing more can be learned from it.
                 let message = format!("its agent cannot read what it sends ({error}); report this");

@@ -48,6 +48,19 @@ impl Session {
         }
     }
 
+    /// Leaves at once if no rank has anything to save: without a coordinator, ranks that are ready do not begin.
+    pub(super) fn leave_without_state(&mut self, now: Time) {
+        let Some(Departure { reason, .. }) = &self.departure else { return };
+        let is_ready =
+            |slot: &Slot| matches!(slot.phase(), Some(RankPhase::Ready { step: None, .. }));
+        let mut assigned = self.slots.iter().filter(|slot| slot.is_assigned()).peekable();
+        let is_alone = self.leaving.is_none() && self.connection != ConnectionState::Up;
+        if is_alone && assigned.peek().is_some() && assigned.all(is_ready) {
+            let reason = reason.clone();
+            self.leave(now, Outcome::Drained { reason });
+        }
+    }
+
     pub(super) fn report_departure(&mut self, now: Time) {
         let Some(Departure { reason, end, .. }) = self.departure.clone() else { return };
         let seconds_left = end.map(|end| end.since(now).as_secs_f64());

@@ -226,6 +226,7 @@ impl Session {
             Event::Tick => {}
         }
         self.handle_timeouts(now);
+        self.leave_without_state(now);
         self.exit_when_empty(now);
         std::mem::take(&mut self.actions)
     }

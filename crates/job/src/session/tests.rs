@@ -912,6 +912,22 @@ fn departing_node_drains_without_a_coordinator() {
 }
 
 #[test]
+fn departing_node_without_a_coordinator_does_not_wait_for_ranks_that_have_nothing_to_save() {
+    for (step, leaves) in [(None, true), (Some(40), false)] {
+        let mut session = joining(2);
+        reports(&mut session, at(2.0), 0, ready(0, step));
+        session.handle(at(2.5), shutdown_signal());
+        session.handle(at(3.0), Event::Disconnected);
+        assert_eq!(session.leaving, None, "rank 1 may have state");
+
+        let actions = reports(&mut session, at(3.5), 1, ready(1, None));
+
+        assert_eq!(session.leaving.is_some(), leaves, "{step:?}");
+        assert_eq!(actions.contains(&Action::Terminate(LocalRank(0))), leaves, "{actions:?}");
+    }
+}
+
+#[test]
 fn departing_node_leaves_although_a_coordinator_that_never_answers_accepts_its_connection() {
     let mut session = disconnected(1);
     session.handle(at(10.05), shutdown_signal());
