@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 
 use crate::{
     Argument, Dtype, Error, Graph, GraphNode, InputSource, Program, ValueId,
-    program::shape_text,
     rules::{AutocastRule, OperatorKind, OperatorRule, Saved, Storage, base_name},
     shape::{Shapes, TensorShape},
     size::Amount,
@@ -115,14 +114,8 @@ impl Program {
         image_side: Option<u64>,
     ) -> Result<ProgramCosts<'_>, Error> {
         let image = image_side.zip(self.image_input());
-        if let Some((side, input)) = image
-            && !input.shape.iter().skip(2).all(|size| size.is_none_or(|size| size == side))
-        {
-            let (name, shape) = (&input.name, shape_text(&input.shape));
-            return Err(self.error(format!(
-                "takes {name} of shape {shape}, but the recipe has images of {side} px: set train.resolution, or \
-                 export it for this size"
-            )));
+        if let Some((side, _)) = image {
+            self.check_image_side(side)?;
         }
         let mut walk =
             CostWalker::new(self, Shapes::new(&self.graph, image.map(|(side, _)| side)), format);

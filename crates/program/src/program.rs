@@ -323,6 +323,28 @@ impl Program {
         self.evaluation().map(|_| roles)
     }
 
+    /// Checks that it takes all images of a recipe whose data are images.
+    ///
+    /// # Errors
+    /// A phase of training or the evaluation has images of another size.
+    pub fn check_images(&self, spec: &JobSpec) -> Result<(), Error> {
+        spec.resolutions().try_for_each(|side| self.check_image_side(side.into()))
+    }
+
+    pub(crate) fn check_image_side(&self, side: u64) -> Result<(), Error> {
+        let fits = |size: &Option<u64>| size.is_none_or(|size| size == side);
+        match self.image_input() {
+            Some(input) if !input.shape.iter().skip(2).all(fits) => {
+                let (name, shape) = (&input.name, shape_text(&input.shape));
+                Err(self.error(format!(
+                    "takes {name} of shape {shape}, but the recipe has images of {side} px: set train.resolution, \
+                     or export it for this size"
+                )))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Which input is which.
     fn roles(&self, spec: &JobSpec) -> Result<InputRoles, String> {
         let all =

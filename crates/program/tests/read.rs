@@ -364,6 +364,24 @@ fn a_program_that_computes_its_loss_takes_fields_by_name() {
 }
 
 #[test]
+fn images_of_every_phase_and_of_the_evaluation_must_have_the_size_that_the_program_takes() {
+    let check = |changes: &[&str]| {
+        small().check_images(&recipe(changes)).map_err(|error| error.to_string())
+    };
+    assert_eq!(check(&[]), Ok(()));
+    let phase = "train.phases=[{ from_epoch=1, resolution=64, global_batch=8 }]";
+    for (changes, side) in [
+        (&["train.resolution=16"][..], 16),
+        (&["evaluation.resolution=32"], 32),
+        (&["train.epochs=2", "train.resolution=32", "evaluation.resolution=32", phase], 32),
+    ] {
+        let refused = check(changes).unwrap_err();
+        let expected = format!("has images of {side} px: set train.resolution");
+        assert!(refused.contains(&expected), "{refused}");
+    }
+}
+
+#[test]
 fn a_recipe_that_does_not_fit_the_inputs_or_outputs_is_refused_with_a_remedy() {
     let program = Program::read(&fixture("with_loss.pt2")).unwrap();
     let refused = |program: &Program, changes: &[&str]| {

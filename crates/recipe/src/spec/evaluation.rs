@@ -138,6 +138,13 @@ impl JobSpec {
             side => side,
         }
     }
+
+    /// Sides of all images in pixels: of training from its beginning on, and of the evaluation.
+    pub fn resolutions(&self) -> impl Iterator<Item = u32> {
+        let phases = self.train.phases.iter().map(|phase| phase.resolution);
+        let ends = [self.train.resolution, self.evaluation_resolution()];
+        ends.into_iter().chain(phases)
+    }
 }
 
 pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {

@@ -165,7 +165,7 @@ impl TorchLearner {
         loaded: Option<LoadedModel>,
     ) -> Result<Self, Error> {
         if spec.model.arch.is_program() {
-            let network = Box::new(ProgramNetwork::read(spec, device)?);
+            let network = Box::new(ProgramNetwork::read(spec, input_type, device)?);
             return Self::with(spec, network, None, device);
         }
         if spec.model.arch.is_causal_lm() {

@@ -52,7 +52,8 @@ pub(crate) fn program(spec: &JobSpec) -> Result<Option<Program>, String> {
         return Ok(None);
     }
     let program = Program::of_recipe(spec);
-    program.map(|(program, _)| Some(program)).map_err(|error| format!("model.program: {error}"))
+    let program = program.and_then(|(program, _)| program.check_images(spec).map(|()| program));
+    program.map(Some).map_err(|error| format!("model.program: {error}"))
 }
 
 /// The language model of a recipe, by its `config.json` alone, and what is trained of it; `None` if its network is another

@@ -7,7 +7,7 @@
 
 mod executor;
 
-use baton_data::random::Draws;
+use baton_data::{InputType, random::Draws};
 use baton_model::{InputShape, NetworkDescription};
 use baton_program::{
     Dtype, InputRoles, InputSource, InputTensor, Program, StoredTensor,
@@ -46,8 +46,15 @@ impl ProgramNetwork {
     ///
     /// # Errors
     /// The program cannot be read, run, or does not fit the recipe.
-    pub(super) fn read(spec: &JobSpec, device: Device) -> Result<Self, Error> {
+    pub(super) fn read(
+        spec: &JobSpec,
+        input_type: &InputType,
+        device: Device,
+    ) -> Result<Self, Error> {
         let (program, roles) = Program::of_recipe(spec).map_err(recipe)?;
+        if *input_type == InputType::Image {
+            program.check_images(spec).map_err(recipe)?;
+        }
         let fail = |problem: String| recipe(program.error(problem));
         let losses = match spec.loss.kind {
             LossKind::Program => program.loss_outputs(&spec.loss.metrics),
