@@ -1,5 +1,5 @@
 //! The main proof: after many random faults a run has exactly the weights, the optimizer's state, the evaluations and
-//! the samples of an undisturbed run, to the bit.
+//! the samples of an undisturbed run, to the bit; and with each option of a recipe 1, 2, 3, 4 and 8 ranks agree.
 //!
 //! Ranks are threads, one generation after the other. Random choices replace the decisions of coordinator and agents;
 //! `crates/job/tests/simulation` tests those decisions. `tests/tests/chaos.rs` does the same with real processes.
@@ -30,7 +30,10 @@ use std::{
 
 use baton_checkpoint::Store;
 use baton_collectives::{AbortHandle, Collective};
-use baton_data::{Batch, InputType};
+use baton_data::{
+    Batch, Beton, InputType,
+    write::{FFCV_MIN_PAGE_BYTES, Field, FieldKind, Value, Writer},
+};
 use baton_job::{
     Generation, JobId,
     engine::EvaluationResult,
@@ -440,22 +443,30 @@ fn any_series_of_faults_ends_with_the_bits_evaluations_and_samples_of_an_undistu
     println!("{} histories, each with {FAULTS} faults", seeds.end - seeds.start);
 }
 
+/// Options of a small program that defines its loss.
+fn program() -> Vec<String> {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../program/tests/fixtures/with_loss.pt2");
+    vec![
+        "model.arch=program".to_owned(),
+        format!("model.program={path}"),
+        "model.num_classes=1".to_owned(),
+        "model.channels_last=false".to_owned(),
+        "model.zero_init_gamma=false".to_owned(),
+        "loss={ kind='program', metrics=['accuracy', 'digit_error'] }".to_owned(),
+        "data.extra_fields=['label']".to_owned(),
+        "schedule={ kind='constant', lr=0.02 }".to_owned(),
+    ]
+}
+
 #[test]
 fn a_program_ends_with_the_same_bits_after_any_series_of_faults() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../program/tests/fixtures/with_loss.pt2");
-    let program = format!("model.program={path}");
-    let spec = spec(&[
-        "model.arch=program",
-        &program,
-        "model.num_classes=1",
-        "model.channels_last=false",
-        "model.zero_init_gamma=false",
-        "loss={ kind='program', metrics=['accuracy', 'digit_error'] }",
-        "data.extra_fields=['label']",
+    let program = program();
+    let common: Vec<&str> = program.iter().map(String::as_str).collect();
+    let options = [
         "train={ epochs=30, global_batch=60, resolution=8, virtual_ranks=4, recompute=['norm', 'drop'] }",
-        "schedule={ kind='constant', lr=0.02 }",
         "ema={ decay=0.9, every_steps=2 }",
-    ]);
+    ];
+    let spec = spec(&[&common[..], &options].concat());
     let learner =
         |spec: &JobSpec, inputs: &InputType| TorchLearner::blank(spec, inputs, Device::Cpu);
     let work = Work { spec, learner, max_moments: 80 };
@@ -493,4 +504,143 @@ fn a_resnet_ends_with_the_same_bits_after_any_series_of_faults() {
             panic!("{problem}");
         }
     }
+}
+
+// ---- every option ----
+
+const WORLD_SIZES: [u32; 4] = [2, 3, 4, 8];
+/// Eight virtual ranks, so that up to eight ranks take part; the last update of an epoch has fewer samples.
+const SHORT: [&str; 4] = [
+    "train={ epochs=2, global_batch=48, resolution=8, virtual_ranks=8 }",
+    "data.drop_last=false",
+    "checkpoint={ every_epochs=1, every_steps=3 }",
+    "evaluation={ every_epochs=1, crop_ratio=1.0 }",
+];
+/// Options of data, order, schedule and augmentation do not depend on the model.
+const WITH_ANY_MODEL: [&[&str]; 9] = [
+    &["schedule={ kind='constant', lr=0.3 }", "data.order=sequential"],
+    &[
+        "schedule={ kind='warmup_cosine', peak_lr=0.5, warmup_epochs=0.5 }",
+        "data.order=quasi_random",
+    ],
+    &["schedule={ kind='warmup_linear', peak_lr=0.5, warmup_steps=3 }", "data.drop_last=true"],
+    &[
+        "schedule={ kind='one_cycle', peak_lr=0.5 }",
+        "train.grad_accumulation=2",
+        "data.drop_last=true",
+    ],
+    &["schedule={ kind='piecewise_linear', points=[[0.0, 0.1], [1.0, 0.5], [2.0, 0.0]] }"],
+    &["schedule={ kind='step', lr=0.5, milestones=[1.0], warmup_epochs=0.3 }", "data.resize=area"],
+    &["optimizer={ kind='sgd', momentum=0.9, nesterov=true, weight_decay=1e-2 }"],
+    &["augment={ flip=0.5, crop_scale=[0.3, 1.0], crop_ratio=[0.5, 2.0] }"],
+    &["train.resolution=32", "train.phases=[{ from_epoch=1, resolution=32, global_batch=24 }]"],
+];
+const WITH_A_PROGRAM: [&[&str]; 4] = [
+    &[
+        "optimizer={ kind='sgd', momentum=0.9, decay_norm_and_bias=true }",
+        "train.clip_grad_norm=0.1",
+    ],
+    &["optimizer={ kind='adamw', weight_decay=0.05 }", "ema={ decay=0.9, every_steps=2 }"],
+    &["optimizer={ kind='lars', momentum=0.9, weight_decay=1e-2 }"],
+    &["train.recompute=['norm', 'drop']", "train.grad_accumulation=3", "data.drop_last=true"],
+];
+const WITH_A_NETWORK: [&[&str]; 5] = [
+    &["model.blur_pool=true", "loss.label_smoothing=0.1", "precision.compute=bf16"],
+    &["precision.fused=true", "train.recompute=['layer1']", "ema={ decay=0.9 }"],
+    &["augment={ mixup_alpha=0.4, cutmix_probability=0.5 }", "train.clip_grad_norm=0.5"],
+    &["evaluation.flip=true", "optimizer={ kind='lars', momentum=0.9 }", "precision.fused=true"],
+    &["precision={ compute='bf16', fused=true }", "optimizer={ kind='adamw' }"],
+];
+
+/// Every number of ranks, each after the death of a rank, ends like one undisturbed rank.
+fn assert_same_on_all_world_sizes<L>(options: &[&str], work: &Work<L>)
+where
+    L: Learner + Send + 'static,
+{
+    let one = History::new(work, 1).finish();
+    assert!(!one.digest.is_empty() && !one.evaluations.is_empty(), "{options:?}: {one:?}");
+    for ranks in WORLD_SIZES {
+        let mut run = History::new(work, ranks);
+        let is_done = run.generation(Some(Fault::Kill(2)), work.max_moments);
+        assert!(!is_done, "{options:?}: the job was done before the fault");
+        assert!(run.finish() == one, "{options:?}: {ranks} ranks differ from one");
+    }
+}
+
+#[test]
+fn the_options_of_any_model_change_no_bit_on_any_number_of_ranks() {
+    for options in WITH_ANY_MODEL {
+        let spec = spec(&[&SHORT[..], options].concat());
+        let work = Work { spec, learner: LinearLearner::new, max_moments: 70 };
+        assert_same_on_all_world_sizes(options, &work);
+    }
+}
+
+#[test]
+fn skipped_samples_change_no_bit_on_any_number_of_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let damaged = folder.path().join("damaged.beton");
+    write_digits(&damaged, 312, |sample| sample % 20 == 7);
+    let train = format!("data.train={}", damaged.display());
+    let options = [train.as_str(), "data.on_bad_sample=skip"];
+    let spec = spec(&[&SHORT[..], &options].concat());
+    let work = Work { spec, learner: LinearLearner::new, max_moments: 70 };
+    assert_same_on_all_world_sizes(&options, &work);
+}
+
+#[test]
+fn the_options_of_a_program_change_no_bit_on_any_number_of_ranks() {
+    for options in WITH_A_PROGRAM {
+        let common = program();
+        let common: Vec<&str> = common.iter().map(String::as_str).collect();
+        let spec = spec(&[&common[..], &SHORT, options].concat());
+        let learner =
+            |spec: &JobSpec, inputs: &InputType| TorchLearner::new(spec, inputs, Device::Cpu);
+        assert_same_on_all_world_sizes(options, &Work { spec, learner, max_moments: 70 });
+    }
+}
+
+#[test]
+#[ignore = "minutes: `make chaos`"]
+fn the_options_of_a_network_change_no_bit_on_any_number_of_ranks() {
+    let folder = tempfile::tempdir().unwrap();
+    let few = folder.path().join("few.beton");
+    write_digits(&few, 48, |_| false);
+    let train = format!("data.train={}", few.display());
+    for options in WITH_A_NETWORK {
+        let small = [
+            train.as_str(),
+            "model.arch=resnet18",
+            "train={ epochs=1, global_batch=16, resolution=32, virtual_ranks=8 }",
+            "evaluation={ every_epochs=1, subset=0.1, crop_ratio=1.0 }",
+        ];
+        let spec = spec(&[&small[..], options].concat());
+        let learner =
+            |spec: &JobSpec, inputs: &InputType| TorchLearner::new(spec, inputs, Device::Cpu);
+        assert_same_on_all_world_sizes(options, &Work { spec, learner, max_moments: 12 });
+    }
+}
+
+/// Writes the first digits; those that are damaged do not decode.
+fn write_digits(path: &Path, samples: u64, is_damaged: fn(u64) -> bool) {
+    let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/digits/digits-val.beton");
+    let beton = Beton::open(digits).unwrap();
+    let (images, labels) =
+        (beton.image_column("image").unwrap(), beton.int_column("label").unwrap());
+    let fields =
+        vec![Field::new("image", FieldKind::RgbImage), Field::new("label", FieldKind::Int)];
+    let mut writer = Writer::create(path, fields, samples, FFCV_MIN_PAGE_BYTES).unwrap();
+    for sample in 0..samples {
+        let mut buffer = Vec::new();
+        let image = beton.image(&images, sample, &mut buffer).unwrap();
+        let (mode, width, height) = (image.mode, image.width, image.height);
+        let mut bytes = image.bytes.to_vec();
+        if is_damaged(sample) {
+            let len = bytes.len();
+            bytes[len / 2..len - 2].fill(0);
+        }
+        let label = Value::Int(beton.int(&labels, sample).unwrap());
+        writer.push(&[Value::Image { mode, width, height, bytes: &bytes }, label]).unwrap();
+    }
+    writer.finish().unwrap();
 }
