@@ -116,7 +116,7 @@ check_context() {
     done < <(sed 's/^[^:]*://' "$BIN"/{baton,baton-coordinator,baton-worker}.d | tr ' ' '\n' |
         sed -n "s|^$built/||p" | grep -vE '^(target|\.git)/' | sort -u)
     [ "$read" -gt 100 ] || fail "cargo's lists in $BIN (*.d) name only $read sources"
-    for file in Makefile Cargo.lock .cargo/config.toml scripts/setup.sh LICENSE; do
+    for file in Makefile Cargo.lock .cargo/config.toml scripts/setup.sh scripts/dist/{about.hbs,about.toml,notices.sh} LICENSE; do
         [ -e "$folder/$file" ] || absent+=("$file")
     done
     [ ${#absent[@]} -eq 0 ] || fail "$FOLDER/Dockerfile.dockerignore excludes files that the build reads:" "${absent[@]}"
@@ -157,6 +157,7 @@ make_base() {
 prepare_contexts() {
     rm -rf "$work"/{programs,libraries-*}
     "$FOLDER/assemble.sh" programs "$BIN" "$work/programs/out"
+    quietly scripts/dist/notices.sh "$work/programs/out/opt/baton/NOTICES"
     "$FOLDER/assemble.sh" cpu "$built/.libtorch" "$work/libraries-cpu/out"
     mkdir -p "$work/libraries-none/out"
     if "$FOLDER/assemble.sh" cuda "$work/libraries-none" "$work/libraries-none/out" 2>/dev/null; then
@@ -215,7 +216,7 @@ check_files() {
     local added
     added="$(comm -13 <(list "$base") <(list "$image"))"
 
-    local allowed='^\./(opt/baton(/(LICENSE|bin(/baton(-coordinator|-worker|-health)?)?|recipes(/base)?(/[a-z0-9_]+\.toml)?'
+    local allowed='^\./(opt/baton(/(LICENSE|NOTICES|bin(/baton(-coordinator|-worker|-health)?)?|recipes(/base)?(/[a-z0-9_]+\.toml)?'
     allowed+='|assets(/digits(/(README\.md|digits-(train|val)\.beton))?)?'
     allowed+='|libtorch(/[^/]+(\.dist-info(/licenses(/[A-Za-z.]+)?)?)?|/torch/lib(/lib[a-z0-9_]+\.so(\.[0-9]+)?)?'
     allowed+='|/nvidia/cu13(/lib(/lib[a-z]+\.so\.13)?)?)?))?|var/lib/baton|etc/ssl(/certs(/ca-certificates\.crt)?)?'
@@ -225,7 +226,7 @@ check_files() {
     strange="$(grep -Ev "$allowed" <<<"$added" || true)"
     [ -z "$strange" ] || fail "the image has unexpected files:" "$strange"
     local expected
-    for expected in ./opt/baton/bin/baton{,-coordinator,-worker,-health} ./opt/baton/LICENSE ./var/lib/baton \
+    for expected in ./opt/baton/bin/baton{,-coordinator,-worker,-health} ./opt/baton/{LICENSE,NOTICES} ./var/lib/baton \
         ./opt/baton/libtorch/torch/lib/libtorch_cpu.so ./opt/baton/recipes/digits_cpu.toml ./etc/ssl/certs/ca-certificates.crt; do
         grep -qxF "$expected" <<<"$added" || fail "the image lacks $expected"
     done

@@ -12,8 +12,6 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 # shellcheck source=scripts/dist/suite.sh
 . scripts/dist/suite.sh
 
-readonly CARGO_ABOUT=0.9.3
-
 case "$#:${2:-}" in
 1: | 3:--in) ;;
 *) usage ;;
@@ -41,9 +39,4 @@ rm -rf "$out"
 deploy/container/assemble.sh folder "$target/dist" "$out"
 objdump -T "$out"/bin/* | grep -o 'GLIBC_2\.[0-9]*' | sort -uV | tail -n 1 | sed 's/^GLIBC_//' >"$out/glibc"
 
-about=$PWD/target/dist-tools/bin/cargo-about
-if [ "$("$about" --version 2>/dev/null)" != "cargo-about $CARGO_ABOUT" ]; then
-    cargo install --quiet --locked --version "$CARGO_ABOUT" --features cli --root target/dist-tools cargo-about
-fi
-"$about" about generate --offline --locked --fail --workspace --config scripts/dist/about.toml \
-    --output-file "$out/NOTICES" scripts/dist/about.hbs
+scripts/dist/notices.sh "$out/NOTICES"
