@@ -214,7 +214,11 @@ class _Writer:
         if field.type_id == _ARRAY:
             return (None,), np.ascontiguousarray(value).astype(field.dtype, copy=False).tobytes()
         if field.type_id in (_BYTES, _JSON):
-            stored = value if field.type_id == _BYTES else json.dumps(value).encode() + b"\0"
+            try:
+                stored = value if field.type_id == _BYTES else json.dumps(value, allow_nan=False).encode() + b"\0"
+            except ValueError:
+                problem = "JSON has no NaN or infinity, which the value contains"
+                raise ValueError(f"sample {number}, {field.name}: {problem}") from None
             return (None, len(stored)), stored
         return value, None
 

@@ -71,7 +71,9 @@ def up(
         if time.monotonic() > deadline:
             raise JobError(f"processes of an earlier job in {folder} do not end: `fuser {folder}/{_LOCK}` lists them")
         time.sleep(_POLL_SECONDS)
-    command = [baton, "up", os.fspath(recipe), *changes, "--json", "--run-dir", folder, "--listen", "127.0.0.1:0"]
+    command = [baton, "up", os.fspath(recipe), *changes, "--json", "--run-dir", folder]
+    if not any(argument.partition("=")[0] == "--listen" for argument in arguments):
+        command += ["--listen", "127.0.0.1:0"]
     command += ["--ranks", str(ranks)] if ranks is not None else []
     with (folder / _OUTPUT).open("wb") as output, (folder / _ERRORS).open("wb") as errors:
         # Its own session: an interrupted kernel sends SIGINT to all processes of its own.
@@ -192,6 +194,8 @@ class Job:
         `timeout` is in seconds. Raises TimeoutError after that time, and JobError if the job failed. An interrupt only
         ends the waiting.
         """
+        if timeout is not None and not timeout >= 0:
+            raise ValueError(f"timeout is {timeout}: give seconds, or None to wait until the end")
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             # Whether it is gone comes first: what it has written last is then there.

@@ -154,6 +154,7 @@ class OfPillow:
         ([(OfPillow("F"), 0)], r"mode F has more than 8 bits per value.*np\.asarray"),
         ([({"a" * 17: 1})], "a name is 1 to 16 visible ASCII characters"),
         ([{"a": 1}, {"b": 1}], "sample 1 has no a"),
+        ([{"a": {"b": float("nan")}}], "sample 0, a: JSON has no NaN"),
         ([(np.zeros(2_000_000), 0)], r"sample 0 has 16,000,000 bytes, more than a page of 8,388,608: give a larger"),
     ],
 )

@@ -104,6 +104,8 @@ def test_waiting_has_a_limit_and_commands_are_passed_on(programs, tmp_path):
     job = baton.attach(tmp_path)
     with pytest.raises(TimeoutError, match=r"still runs after 0 s"):
         job.wait(timeout=0)
+    with pytest.raises(ValueError, match="timeout is nan"):
+        job.wait(timeout=float("nan"))
     (tmp_path / "calls").unlink()
     job.pause("lunch")
     job.resume()
