@@ -137,7 +137,7 @@ bench-loader: build ## compare the data loader with the real ffcv; ARGS="--round
 .PHONY: chaos
 chaos: build ## fault injection: 500 kills during saves, 5,000 histories of ranks, 200 faults of real processes, then `proof`; hours
 	BATON_TEST_KILLS=500 cargo test --package baton-checkpoint --test kills -- --nocapture
-	BATON_CHAOS_SEEDS=5000 cargo test --package baton-trainer --test chaos -- --nocapture
+	BATON_CHAOS_SEEDS=5000 cargo test --package baton-trainer --test chaos -- --nocapture --include-ignored
 	BATON_CHAOS_FAULTS=100 cargo test --package baton-tests --test chaos -- --nocapture
 	$(MAKE) proof
 
@@ -176,7 +176,7 @@ bench-recovery: build ## recovery from kills, compared with torchrun; ARGS="--ro
 
 .PHONY: bench-control
 bench-control: build ## 10,000 simulated workers and the coordinator on one core, compared with torchft's lighthouse; ARGS="--rounds 1" for a quick run
-	cargo build --workspace --example swarm
+	cargo build --workspace --example swarm --example bucket
 	scripts/bench-control/run.sh $(ARGS)
 
 .PHONY: deploy-check

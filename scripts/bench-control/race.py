@@ -3,9 +3,11 @@
     race.py --baton PROGRAM --work DIR --rounds N --torchft DIR [--seconds S] [--workers N]
 
 The servers run on one core and the swarm on another. Processor time and memory are those of the server only. The
-result is for eight workers per node, as on typical machines; the table also has one worker per node.
+result is for eight workers per node, as on typical machines; the table also has one worker per node, and eight with
+checkpoints and the copy of the journal in a bucket on loopback each of whose requests takes 20 ms.
 """
 
+import functools
 import json
 import os
 import shutil
@@ -30,6 +32,7 @@ DIGITS = "assets/digits/digits-train.beton"
 # The maximum of a job.
 RANKS = 4096
 SERVER_CORE, SWARM_CORE = 0, 1
+BUCKET_MS = 20
 TICKS = os.sysconf("SC_CLK_TCK")
 AIMS = {
     "heartbeat_p99_ms": 50,
@@ -80,10 +83,17 @@ def machine_gaps(seconds):
 class Server:
     """A server process that prints its address and has its own core."""
 
-    def __init__(self, command, log):
+    def __init__(self, command, log, bucket=None):
         self.log = log.open("w", encoding="utf-8")
+        self.bucket = bucket
+        environment = os.environ | (bucket.environment if bucket else {})
         self.child = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=self.log, text=True, preexec_fn=on_core(SERVER_CORE)
+            command,
+            stdout=subprocess.PIPE,
+            stderr=self.log,
+            text=True,
+            env=environment,
+            preexec_fn=on_core(SERVER_CORE),
         )
         address = self.child.stdout.readline().strip()
         if not address:
@@ -103,9 +113,31 @@ class Server:
         self.child.kill()
         self.child.wait()
         self.log.close()
+        if self.bucket:
+            self.bucket.end()
 
 
-def coordinator(arguments):
+class Bucket:
+    """An empty bucket far away, on the swarm's core."""
+
+    def __init__(self, arguments):
+        program = arguments.baton.with_name("examples") / "bucket"
+        self.child = subprocess.Popen(
+            [str(program), str(BUCKET_MS)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            preexec_fn=on_core(SWARM_CORE),
+        )
+        found = json.loads(self.child.stdout.readline())
+        self.location, self.environment = found["location"], found["environment"]
+
+    def end(self):
+        self.child.kill()
+        self.child.wait()
+
+
+def coordinator(arguments, has_bucket):
     run_dir = arguments.work / "run"
     shutil.rmtree(run_dir, ignore_errors=True)
     recipe = arguments.work / "recipe.toml"
@@ -113,7 +145,10 @@ def coordinator(arguments):
     recipe.write_text(text, encoding="utf-8")
     command = [arguments.baton.with_name("baton-coordinator"), "serve", "--recipe", recipe]
     command += ["--run-dir", run_dir, "--listen", "127.0.0.1:0"]
-    return Server([str(part) for part in command], arguments.work / "coordinator.log")
+    bucket = Bucket(arguments) if has_bucket else None
+    if bucket:
+        command += ["--set", f"checkpoint.dir={bucket.location}"]
+    return Server([str(part) for part in command], arguments.work / "coordinator.log", bucket)
 
 
 def lighthouse(arguments):
@@ -169,10 +204,10 @@ def main():
             say(f"the machine itself: {json.dumps(gaps)}")
             for key, value in gaps.items():
                 seen.setdefault(f"machine.{key}", []).append(value)
-            for per_node in (8, 1):
-                start = lambda: coordinator(arguments)
-                measure(arguments, seen, f"rendezvous, {per_node} a node", start, RANKS, per_node, "rendezvous")
-                measure(arguments, seen, f"heartbeats, {per_node} a node", start, workers, per_node, *beats)
+            for per_node, place in ((8, "node"), (1, "node"), (8, "node, in a bucket")):
+                start = functools.partial(coordinator, arguments, "bucket" in place)
+                measure(arguments, seen, f"rendezvous, {per_node} a {place}", start, RANKS, per_node, "rendezvous")
+                measure(arguments, seen, f"heartbeats, {per_node} a {place}", start, workers, per_node, *beats)
             if arguments.torchft.is_dir():
                 start = lambda: lighthouse(arguments)
                 what = ["lighthouse", "--seconds", str(arguments.seconds)]
@@ -191,6 +226,9 @@ def main():
         "rendezvous_seconds": median("rendezvous, 8 a node.met_seconds"),
         "status_p99_ms": median("heartbeats, 8 a node.status_ms.p99"),
         "push_ms": median("rendezvous, 8 a node.push_ms"),
+        "bucket_heartbeat_p99_ms": median("heartbeats, 8 a node, in a bucket.reply_ms.p99"),
+        "bucket_rendezvous_seconds": median("rendezvous, 8 a node, in a bucket.met_seconds"),
+        "bucket_push_ms": median("rendezvous, 8 a node, in a bucket.push_ms"),
     }
     missed = [f"{key} {result[key]} (aim {aim})" for key, aim in AIMS.items() if result[key] >= aim]
     lighthouse_p99 = medians.get("lighthouse.reply_ms.p99")

@@ -68,6 +68,8 @@ pub enum Fault {
     Stalled,
     /// There is no response and no effect until the server recovers.
     Delayed,
+    /// The request takes this long, as with a server far away.
+    Slow(Duration),
 }
 
 /// The server; it ends when it is dropped.
@@ -288,6 +290,10 @@ impl Bucket {
                 {
                     tokio::time::sleep(DELAY_POLL_INTERVAL).await;
                 }
+                work(state).map(S3Response::new)
+            }
+            Some(Fault::Slow(duration)) => {
+                tokio::time::sleep(duration).await;
                 work(state).map(S3Response::new)
             }
             Some(Fault::ResponseLost) => {
