@@ -239,7 +239,7 @@ impl<L: Learner> Trainer<L> {
                 if !share.feed.wait_until_ready(DATA_POLL_INTERVAL) {
                     continue;
                 }
-                match share.feed.next().map_err(Error::from) {
+                match share.feed.next() {
                     Err(error) if is_bad_input(&error) => {
                         *failure = Some(error);
                         continue;
