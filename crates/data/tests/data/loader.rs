@@ -1,6 +1,7 @@
 //! Running loaders.
 
 use std::{
+    fs::File,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -18,7 +19,7 @@ use baton_recipe::spec::{Augment, OnBadSample, Resize};
 
 use crate::{
     digits, fixtures,
-    sketch::{Saved, beton, raw},
+    sketch::{ROWS_START, Saved, beton, raw},
 };
 
 const SEED: u64 = 11;
@@ -206,6 +207,20 @@ fn with_bad(bad: &[usize]) -> Saved {
 fn skipping(saved: &Saved) -> Arc<Dataset> {
     let source = Source { on_bad_sample: OnBadSample::Skip, ..Source::new(saved.location()) };
     Arc::new(Dataset::open(source).unwrap())
+}
+
+#[test]
+fn a_file_that_is_cut_off_while_it_is_in_use_is_an_error_and_not_the_end_of_the_process() {
+    for len in [0, ROWS_START as u64] {
+        let saved = with_bad(&[]);
+        let set = skipping(&saved);
+        let file = File::options().write(true).open(saved.location()).unwrap();
+        file.set_len(len).unwrap();
+        let mut loader = Loader::start(set, &Options::new(1, 1), [request(0, 0..12)].into_iter());
+        let error = loader.next().unwrap().err().unwrap();
+        let is_shrunk = matches!(error, Error::Sample { fault: SampleFault::Shrunk { .. }, .. });
+        assert!(is_shrunk, "cut to {len} bytes: {error}");
+    }
 }
 
 #[test]
