@@ -4,6 +4,9 @@
 //! be valid, and lead to another training without anyone noticing.
 
 use std::{
+    fs::Permissions,
+    io,
+    os::unix::fs::PermissionsExt,
     panic,
     path::{Path, PathBuf},
     thread,
@@ -107,6 +110,9 @@ impl Journal {
     }
 
     fn read(path: &Path) -> Result<(Self, Vec<Record>), Problem> {
+        if !path.exists() {
+            create(path)?;
+        }
         // Opening for writing changes the file, so check the format first. If this open fails, the one below reports
         // why.
         if let Ok(database) = ReadOnlyDatabase::open(path) {
@@ -360,6 +366,25 @@ fn checksum(table: JournalTable, key: u64, json: &[u8]) -> [u8; CHECKSUM_LEN] {
     checksum
 }
 
+/// Creates the file, under another name first: a process that is killed meanwhile must not leave one that is damaged.
+fn create(path: &Path) -> Result<(), Problem> {
+    let system = |error: io::Error| Problem::System(redb::Error::Io(error));
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let mut builder = tempfile::Builder::new();
+    builder.prefix("journal-").suffix(".new").permissions(Permissions::from_mode(0o666));
+    let file = builder.tempfile_in(folder.unwrap_or(Path::new("."))).map_err(system)?;
+    let database = Database::create(file.path()).map_err(unusable)?;
+    upgrade(&database, &[], &[])?;
+    drop(database);
+    match file.persist_noclobber(path) {
+        // Another coordinator was faster; it has it open.
+        Err(failed) if failed.error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        // Some file systems can only replace.
+        Err(failed) => failed.file.persist(path).map(drop).map_err(|failed| system(failed.error)),
+        Ok(_) => Ok(()),
+    }
+}
+
 /// Writes a new file's format, or all entries of an older file with their checksums.
 fn upgrade(
     database: &Database,
@@ -587,6 +612,21 @@ mod tests {
         let error = format!("{:#}", Journal::open(path).err().unwrap());
         assert!(std::fs::read(path).unwrap() == before, "the file was changed: {error}");
         error
+    }
+
+    #[test]
+    fn a_new_journal_has_its_name_only_once_it_can_be_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal.redb");
+        create(&path).unwrap();
+        let bytes = std::fs::read(&path).unwrap();
+        assert!(ReadOnlyDatabase::open(&path).is_ok());
+
+        create(&path).unwrap();
+
+        assert_eq!(std::fs::read(&path).unwrap(), bytes, "one that exists is kept");
+        let names = std::fs::read_dir(folder.path()).unwrap().count();
+        assert_eq!(names, 1, "no other file is left");
     }
 
     #[test]
