@@ -67,9 +67,9 @@ pub(crate) struct Args {
     /// not begin again. `baton up` gives it.
     #[arg(long, hide = true, value_name = "GENERATION")]
     pub(crate) restarted_after: Option<u64>,
-    /// Exit when the parent process exits.
-    #[arg(long)]
-    pub(crate) exit_with_parent: bool,
+    /// Exit when the parent process exits, or at once if it is not this one.
+    #[arg(long, value_name = "PID", num_args = 0..=1, require_equals = true)]
+    pub(crate) exit_with_parent: Option<Option<u32>>,
 }
 
 /// Validates the address of a trace collector.

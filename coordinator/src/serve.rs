@@ -56,10 +56,16 @@ use crate::{
 pub(crate) fn run(args: &Args) -> Result<Option<Outcome>, Failure> {
     let logs = LogBuffer::new();
     start_logging(args.log_format, logs.clone());
-    if args.exit_with_parent {
+    if let Some(parent) = args.exit_with_parent {
         let signal = Some(rustix::process::Signal::TERM);
         rustix::process::set_parent_process_death_signal(signal)
             .map_err(|error| crash(format!("cannot follow the parent process: {error}")))?;
+        // It may have ended before the call above.
+        let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
+        if parent.is_some_and(|parent| now.and_then(|pid| u32::try_from(pid).ok()) != Some(parent))
+        {
+            return Ok(None);
+        }
     }
     // The recipe is read before a port is bound: this is cheap, and an error in it is permanent.
     let spec = begin::recipe(args)?;

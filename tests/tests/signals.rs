@@ -7,8 +7,8 @@ use std::{fs, process::ExitStatus};
 use baton_job::exit;
 use baton_proto::v1::{StopRequest, watch_events_response::Kind};
 use baton_tests::{
-    Cluster, ProcessExit, announce_end, children, descendants, hang_up, in_time, interrupt, kill,
-    stop, wake,
+    Cluster, ProcessExit, announce_end, binary, children, descendants, hang_up, in_time, interrupt,
+    kill, stop, wake,
 };
 use tokio::process::Child;
 
@@ -227,4 +227,23 @@ async fn up_does_not_say_drained_if_nothing_is_saved() {
     let log = cluster.log("up");
     assert_eq!(failed.code(), Some(i32::from(exit::FAILED)), "{log}");
     assert!(log.contains("the state was not saved, and there is no checkpoint"), "{log}");
+}
+
+/// A killed `baton up` may have ended before its children have started.
+#[test]
+fn programs_that_start_after_the_end_of_their_parent_end_at_once() {
+    let cluster = Cluster::new();
+    let run = |program: &str, arguments: &[&str]| {
+        let mut command = std::process::Command::new(binary(program));
+        command.args(arguments).arg("--run-dir").arg(cluster.run_dir());
+        // No process has this number.
+        command.arg("--exit-with-parent=4194304").output().unwrap()
+    };
+    let recipe = cluster.recipe().display().to_string();
+    let serve = ["serve", "--recipe", &recipe, "--listen", "127.0.0.1:0"];
+    let coordinator = run("baton-coordinator", &serve);
+    assert!(coordinator.status.code().is_some() && coordinator.stdout.is_empty());
+    let agent = run("baton-worker", &["agent", "--coordinator", "http://127.0.0.1:9"]);
+    let text = String::from_utf8_lossy(&agent.stderr);
+    assert!(text.contains("process 4194304, which started this one, has ended"), "{text}");
 }

@@ -7,7 +7,7 @@ use baton_console::json;
 use baton_data::{Dataset, Source};
 use baton_job::{
     JobId,
-    exit::{Failure, bad_input, crash},
+    exit::{Failure, bad_input},
 };
 use baton_trainer::{
     Error,
@@ -16,7 +16,7 @@ use baton_trainer::{
 };
 use serde::Serialize;
 
-use crate::eval::recipe;
+use crate::{eval::recipe, parent::follow_parent};
 
 /// Write weights as the first checkpoint of a job; same as `baton checkpoint import`.
 #[derive(Debug, clap::Args)]
@@ -49,17 +49,10 @@ struct Imported<'a> {
     bytes: u64,
 }
 
-/// Makes the kernel end this process together with the one that started it: `baton checkpoint import` may be terminated,
-/// and then nobody waits for the result.
-fn end_with_parent() -> Result<(), Failure> {
-    let signal = Some(rustix::process::Signal::TERM);
-    rustix::process::set_parent_process_death_signal(signal)
-        .map_err(|error| crash(format!("cannot follow the parent process: {error}")))
-}
-
 /// Writes the checkpoint and prints its name.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    end_with_parent()?;
+    // `baton checkpoint import` may be terminated, and then nobody waits for the result.
+    follow_parent(rustix::process::Signal::TERM, None)?;
     let spec = recipe(&args.recipe, &args.overrides)?;
     check_weights_file(&args.weights).map_err(bad_input)?;
     let source = Source::of_recipe(&spec, &spec.data.train, Source::new("").cache_dir);

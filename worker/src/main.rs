@@ -26,6 +26,7 @@ mod import;
 mod link;
 mod logging;
 mod machine;
+mod parent;
 mod probe;
 mod rank;
 mod signals;

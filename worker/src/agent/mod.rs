@@ -42,7 +42,7 @@ use self::{
     standby::{StandbyFlags, StandbyNode, StandbySetup},
     uplink::Uplink,
 };
-use crate::{link::Setup, logging};
+use crate::{link::Setup, logging, parent::follow_parent};
 
 /// Run this node's part of a job.
 #[derive(Debug, clap::Args)]
@@ -79,9 +79,9 @@ pub(crate) struct Args {
     /// Drain this node when this file appears; the file is then removed.
     #[arg(long, value_name = "FILE")]
     drain_file: Option<PathBuf>,
-    /// Drain and exit when the process that started this one ends.
-    #[arg(long)]
-    exit_with_parent: bool,
+    /// Drain and exit when the process that started this one ends, or at once if it is not this one.
+    #[arg(long, value_name = "PID", num_args = 0..=1, require_equals = true)]
+    exit_with_parent: Option<Option<u32>>,
     #[command(flatten)]
     standby: StandbyFlags,
 }
@@ -108,11 +108,8 @@ type InputQueue = mpsc::UnboundedSender<AgentInput>;
 pub(crate) fn run(args: Args) -> Result<Outcome, Failure> {
     let (own_log, own_lines) = OwnLog::channel();
     logging::start(own_log);
-    if args.exit_with_parent {
-        let signal = Some(rustix::process::Signal::TERM);
-        rustix::process::set_parent_process_death_signal(signal).map_err(|error| {
-            crash(format!("cannot request a signal for the end of the parent process: {error}"))
-        })?;
+    if let Some(parent) = args.exit_with_parent {
+        follow_parent(rustix::process::Signal::TERM, parent)?;
     }
     // The runtime uses only this thread: the kernel sends a rank its death signal when the *thread* that started it
     // ends.

@@ -100,7 +100,7 @@ impl StandbySetup {
         let log = self.open_log().map_err(explain)?;
         let errors = log.try_clone().map_err(explain)?;
         command
-            .arg("--exit-with-parent")
+            .arg(format!("--exit-with-parent={}", std::process::id()))
             .env_remove(TOKEN_VARIABLE)
             .stdin(Stdio::null())
             .stdout(log)

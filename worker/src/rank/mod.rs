@@ -50,6 +50,7 @@ use self::inbox::{GenerationAssignment, Inbox, Meeting};
 use crate::{
     link::{self, FromRank, Setup, SlotAssignment, ToRank},
     logging,
+    parent::follow_parent,
     signals::SHUTDOWN_SIGNALS,
 };
 
@@ -73,7 +74,7 @@ pub(crate) struct Args {
 /// Runs until the job is done or drained, or this rank fails.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     logging::start(std::io::sink());
-    end_with_agent(args.parent)?;
+    follow_parent(rustix::process::Signal::KILL, Some(args.parent))?;
     ignore_shutdown_signals()?;
     raise_open_files_limit();
     let link = socket().map_err(|error| {
@@ -87,21 +88,6 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
         sender.send_failure(failure);
     }
     result
-}
-
-/// Makes the kernel kill this rank when its agent ends.
-fn end_with_agent(parent: u32) -> Result<(), Failure> {
-    let kill = Some(rustix::process::Signal::KILL);
-    rustix::process::set_parent_process_death_signal(kill).map_err(|error| {
-        crash(format!("cannot ask the kernel to end this rank with the agent: {error}"))
-    })?;
-    // The agent may have ended before the call above.
-    let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
-    if now.and_then(|pid| u32::try_from(pid).ok()) == Some(parent) {
-        Ok(())
-    } else {
-        Err(crash("the agent ended before this rank had started"))
-    }
 }
 
 /// Ignores the shutdown signals: the agent handles them, and the rank must keep running to finish the step and save.

@@ -33,7 +33,7 @@ impl Programs {
     ) -> Command {
         let mut command = Command::new(&self.coordinator);
         command.arg("serve").arg("--recipe").arg(&args.recipe).arg("--run-dir").arg(run_dir);
-        command.args(["--listen", &listen.to_string(), "--exit-with-parent"]);
+        command.args(["--listen", &listen.to_string(), &exit_with_this()]);
         for entry in &args.overrides {
             command.args(["--set", entry]);
         }
@@ -73,7 +73,7 @@ impl Programs {
     pub(super) fn agent(&self, args: &Args, run_dir: &Path, coordinator: &str) -> Command {
         let mut command = Command::new(&self.worker);
         command.args(["agent", "--coordinator", coordinator, "--run-dir"]).arg(run_dir);
-        command.args(["--exit-with-parent", "--host", &host(args)]);
+        command.args([&exit_with_this(), "--host", &host(args)]);
         if let Some(ranks) = args.ranks {
             command.args(["--ranks", &ranks.to_string()]);
         }
@@ -96,6 +96,11 @@ pub(super) enum CoordinatorStart {
 /// Address at which other machines reach this one.
 fn host(args: &Args) -> String {
     args.host.clone().unwrap_or_else(|| args.listen.ip().to_string())
+}
+
+/// The flag of children, which may be started so late that this process has ended.
+fn exit_with_this() -> String {
+    format!("--exit-with-parent={}", std::process::id())
 }
 
 #[cfg(test)]
@@ -134,8 +139,9 @@ mod tests {
 
     #[test]
     fn only_the_first_coordinator_starts_from_fresh_weights() {
+        let parent = exit_with_this();
         let common =
-            "serve --recipe r.toml --run-dir runs/a --listen 127.0.0.1:7 --exit-with-parent";
+            format!("serve --recipe r.toml --run-dir runs/a --listen 127.0.0.1:7 {parent}");
         let fresh = ["--no-auto-resume"];
         assert_eq!(
             coordinator(&fresh, CoordinatorStart::First),
@@ -173,8 +179,9 @@ mod tests {
 
     #[test]
     fn an_agent_without_a_number_of_ranks_chooses_it() {
+        let parent = exit_with_this();
         let common =
-            "agent --coordinator http://127.0.0.1:7 --run-dir runs/a --exit-with-parent --host";
+            format!("agent --coordinator http://127.0.0.1:7 --run-dir runs/a {parent} --host");
         assert_eq!(agent(&[]), format!("{common} 127.0.0.1"));
         assert_eq!(agent(&["--ranks", "2"]), format!("{common} 127.0.0.1 --ranks 2"));
         // Other machines reach the ranks at the same address as the coordinator.
