@@ -422,7 +422,7 @@ fn refuse_store_of_another_job(
         Some(other) => Err(bad_input(format!(
             "checkpoint store {} was taken over with generation {fence} by {other}, so its newest checkpoint is not of \
              run folder {}: give this job another store with checkpoint.dir (`baton checkpoint cp` copies a checkpoint), \
-             or begin a new run here from one of its checkpoints with --resume NAME",
+             or begin a new run here from one of its checkpoints with --resume NAME --allow-recipe-change",
             store.location(),
             place.run_dir
         ))),

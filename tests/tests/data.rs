@@ -148,7 +148,7 @@ async fn a_bad_validation_sample_loses_no_update_of_the_only_rank() {
     let (coordinator, _) = failing.finish().await;
     let log = failing.log("coordinator");
     assert_eq!(coordinator.code(), Some(i32::from(exit::BAD_INPUT)), "{log}");
-    assert!(log.contains("train-0.beton: sample 200"), "{log}");
+    assert!(log.contains("train-0.beton: sample 200") && log.contains(" is saved"), "{log}");
     assert_eq!(failing.checkpoint_names().len(), 1, "{log}");
     assert!(failing.newest_state() == Cluster::new().set("train.epochs=2").run_to_the_end(1).await);
 }

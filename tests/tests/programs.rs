@@ -285,7 +285,7 @@ async fn a_program_that_cannot_be_trained_ends_the_job_with_what_to_do() {
         (
             "small.pt2",
             "train.resolution=16",
-            "takes x of shape (samples, 3, 8, 8), but the data are",
+            "takes x of shape (samples, 3, 8, 8), but the recipe has images of 16 px",
         ),
         (
             "small.pt2",

@@ -49,7 +49,7 @@ use baton_trainer::{
     torch::{Device, TorchLearner},
 };
 
-const SEEDS: u64 = 200;
+const SEEDS: u64 = 160;
 const RESNET_SEEDS: u64 = 1;
 const PROGRAM_SEEDS: u64 = 3;
 const FAULTS: usize = 20;

@@ -28,10 +28,9 @@ impl Engine {
         match self.fails_with.is_some() || self.begin_last_save(now, &failure) {
             true => self.lost(now, &[rank], Member::Gone, crash(failure.message)),
             false => {
-                let committed = self.results.commit.as_ref().map_or(Step(0), |commit| commit.step);
-                let outcome = match self.results.reached > committed {
-                    true => failed(failure, &self.saved_state()),
-                    false => Outcome::Failed { failure },
+                let outcome = match self.results.reached {
+                    Step(0) => Outcome::Failed { failure },
+                    _ => failed(failure, &self.saved_state()),
                 };
                 self.end(now, outcome);
             }
