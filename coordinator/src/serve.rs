@@ -62,9 +62,9 @@ pub(crate) fn run(args: &Args) -> Result<Option<Outcome>, Failure> {
             .map_err(|error| crash(format!("cannot follow the parent process: {error}")))?;
         // It may have ended before the call above.
         let now = rustix::process::getppid().map(|pid| pid.as_raw_nonzero().get());
-        if parent.is_some_and(|parent| now.and_then(|pid| u32::try_from(pid).ok()) != Some(parent))
-        {
-            return Ok(None);
+        let now = now.and_then(|pid| u32::try_from(pid).ok());
+        if let Some(parent) = parent.filter(|parent| now != Some(*parent)) {
+            return Err(crash(format!("process {parent}, which started this one, has ended")));
         }
     }
     // The recipe is read before a port is bound: this is cheap, and an error in it is permanent.

@@ -2,18 +2,20 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
+#[path = "../../crates/data/tests/kit/digits.rs"]
+mod digits;
+
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-use baton_data::{
-    Beton, Mode,
-    write::{Array, FFCV_MIN_PAGE_BYTES, Field, FieldKind, Value, Writer},
-};
+use baton_data::write::{Array, FFCV_MIN_PAGE_BYTES, Field, FieldKind, Value, Writer};
 use baton_job::exit;
 use baton_proto::v1::watch_events_response::Kind as Event;
 use baton_tests::{Cluster, kill};
+
+use self::digits::{spoil, write_digits};
 
 fn digits() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/digits/digits-train.beton")
@@ -21,27 +23,11 @@ fn digits() -> PathBuf {
 
 /// Writes the digits as files with these numbers of samples; `damage` may change a stored image.
 fn shards(folder: &Path, sizes: &[u64], damage: impl Fn(u64, &mut Vec<u8>)) {
-    let beton = Beton::open(digits()).unwrap();
-    let images = beton.image_column("image").unwrap();
-    let labels = beton.int_column("label").unwrap();
-    let fields = [Field::new("image", FieldKind::RgbImage), Field::new("label", FieldKind::Int)];
-    let mut sample = 0;
+    let mut start = 0;
     for (number, size) in sizes.iter().enumerate() {
         let path = folder.join(format!("train-{number}.beton"));
-        let mut writer =
-            Writer::create(&path, fields.to_vec(), *size, FFCV_MIN_PAGE_BYTES).unwrap();
-        for _ in 0..*size {
-            let mut buffer = Vec::new();
-            let image = beton.image(&images, sample, &mut buffer).unwrap();
-            assert_eq!(image.mode, Mode::Jpeg);
-            let mut bytes = image.bytes.to_vec();
-            damage(sample, &mut bytes);
-            let (mode, width, height) = (image.mode, image.width, image.height);
-            let image = Value::Image { mode, width, height, bytes: &bytes };
-            writer.push(&[image, Value::Int(beton.int(&labels, sample).unwrap())]).unwrap();
-            sample += 1;
-        }
-        writer.finish().unwrap();
+        write_digits(&path, start..start + size, &damage);
+        start += size;
     }
 }
 
@@ -96,9 +82,7 @@ async fn bad_samples_end_the_job_with_their_names_or_are_skipped_and_counted() {
     let pattern = folder.path().join("train-0.beton");
     shards(folder.path(), &[1_400], |sample, bytes| {
         if sample % 200 == 7 {
-            // The file is complete, but the image is damaged.
-            let len = bytes.len();
-            bytes[len / 2..len - 2].fill(0);
+            spoil(bytes);
         }
     });
 
@@ -135,8 +119,7 @@ async fn a_bad_validation_sample_loses_no_update_of_the_only_rank() {
     let folder = tempfile::tempdir().unwrap();
     shards(folder.path(), &[300], |sample, bytes| {
         if sample == 200 {
-            let len = bytes.len();
-            bytes[len / 2..len - 2].fill(0);
+            spoil(bytes);
         }
     });
     let val = format!("data.val={}", folder.path().join("train-0.beton").display());

@@ -2,11 +2,16 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
+#[path = "../../crates/data/tests/kit/digits.rs"]
+mod digits;
+
 use std::{path::Path, process::Command};
 
 use baton_data::write::{Array, Field, FieldKind, Value, Writer};
 use baton_proto::v1::watch_events_response::Kind as Event;
 use baton_tests::{Cluster, binary, kill};
+
+use self::digits::write_digits;
 
 /// A ResNet with all options that change its results.
 fn everything(few: &str) -> Cluster {
@@ -34,22 +39,8 @@ fn on(few: &str) -> Cluster {
 
 /// Writes the first digits as a separate set, so that a ResNet needs only a second per epoch.
 fn few_digits(folder: &Path, samples: u64) -> String {
-    let digits = Path::new(env!("CARGO_MANIFEST_DIR")).join("../assets/digits/digits-train.beton");
-    let beton = baton_data::Beton::open(digits).unwrap();
-    let images = beton.image_column("image").unwrap();
-    let labels = beton.int_column("label").unwrap();
-    let fields = [Field::new("image", FieldKind::RgbImage), Field::new("label", FieldKind::Int)];
     let path = folder.join("few.beton");
-    let page = baton_data::write::FFCV_MIN_PAGE_BYTES;
-    let mut writer = Writer::create(&path, fields.to_vec(), samples, page).unwrap();
-    for sample in 0..samples {
-        let mut buffer = Vec::new();
-        let image = beton.image(&images, sample, &mut buffer).unwrap();
-        let (mode, width, height, bytes) = (image.mode, image.width, image.height, image.bytes);
-        let label = Value::Int(beton.int(&labels, sample).unwrap());
-        writer.push(&[Value::Image { mode, width, height, bytes }, label]).unwrap();
-    }
-    writer.finish().unwrap();
+    write_digits(&path, 0..samples, |_, _| {});
     path.display().to_string()
 }
 

@@ -241,9 +241,10 @@ fn programs_that_start_after_the_end_of_their_parent_end_at_once() {
     };
     let recipe = cluster.recipe().display().to_string();
     let serve = ["serve", "--recipe", &recipe, "--listen", "127.0.0.1:0"];
-    let coordinator = run("baton-coordinator", &serve);
-    assert!(coordinator.status.code().is_some() && coordinator.stdout.is_empty());
-    let agent = run("baton-worker", &["agent", "--coordinator", "http://127.0.0.1:9"]);
-    let text = String::from_utf8_lossy(&agent.stderr);
-    assert!(text.contains("process 4194304, which started this one, has ended"), "{text}");
+    let agent = ["agent", "--coordinator", "http://127.0.0.1:9"];
+    for ended in [run("baton-coordinator", &serve), run("baton-worker", &agent)] {
+        let text = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.code(), Some(1), "{text}");
+        assert!(text.contains("process 4194304, which started this one, has ended"), "{text}");
+    }
 }

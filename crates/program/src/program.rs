@@ -338,7 +338,7 @@ impl Program {
                 let (name, shape) = (&input.name, shape_text(&input.shape));
                 Err(self.error(format!(
                     "takes {name} of shape {shape}, but the recipe has images of {side} px: set train.resolution, \
-                     or export it for this size"
+                     those of train.phases and evaluation.resolution, or export it for this size"
                 )))
             }
             _ => Ok(()),

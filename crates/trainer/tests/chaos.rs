@@ -10,6 +10,8 @@
 //! ```
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
+#[path = "../../data/tests/kit/digits.rs"]
+mod digits;
 #[path = "../../recipe/tests/kit/mod.rs"]
 mod kit;
 #[path = "../../collectives/tests/kit/local.rs"]
@@ -30,10 +32,7 @@ use std::{
 
 use baton_checkpoint::Store;
 use baton_collectives::{AbortHandle, Collective};
-use baton_data::{
-    Batch, Beton, InputType,
-    write::{FFCV_MIN_PAGE_BYTES, Field, FieldKind, Value, Writer},
-};
+use baton_data::{Batch, InputType};
 use baton_job::{
     Generation, JobId,
     engine::EvaluationResult,
@@ -580,7 +579,11 @@ fn the_options_of_any_model_change_no_bit_on_any_number_of_ranks() {
 fn skipped_samples_change_no_bit_on_any_number_of_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let damaged = folder.path().join("damaged.beton");
-    write_digits(&damaged, 312, |sample| sample % 20 == 7);
+    digits::write_digits(&damaged, 0..312, |sample, bytes| {
+        if sample % 20 == 7 {
+            digits::spoil(bytes);
+        }
+    });
     let train = format!("data.train={}", damaged.display());
     let options = [train.as_str(), "data.on_bad_sample=skip"];
     let spec = spec(&[&SHORT[..], &options].concat());
@@ -605,7 +608,7 @@ fn the_options_of_a_program_change_no_bit_on_any_number_of_ranks() {
 fn the_options_of_a_network_change_no_bit_on_any_number_of_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let few = folder.path().join("few.beton");
-    write_digits(&few, 48, |_| false);
+    digits::write_digits(&few, 0..48, |_, _| {});
     let train = format!("data.train={}", few.display());
     for options in WITH_A_NETWORK {
         let small = [
@@ -619,28 +622,4 @@ fn the_options_of_a_network_change_no_bit_on_any_number_of_ranks() {
             |spec: &JobSpec, inputs: &InputType| TorchLearner::new(spec, inputs, Device::Cpu);
         assert_same_on_all_world_sizes(options, &Work { spec, learner, max_moments: 12 });
     }
-}
-
-/// Writes the first digits; those that are damaged do not decode.
-fn write_digits(path: &Path, samples: u64, is_damaged: fn(u64) -> bool) {
-    let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/digits/digits-val.beton");
-    let beton = Beton::open(digits).unwrap();
-    let (images, labels) =
-        (beton.image_column("image").unwrap(), beton.int_column("label").unwrap());
-    let fields =
-        vec![Field::new("image", FieldKind::RgbImage), Field::new("label", FieldKind::Int)];
-    let mut writer = Writer::create(path, fields, samples, FFCV_MIN_PAGE_BYTES).unwrap();
-    for sample in 0..samples {
-        let mut buffer = Vec::new();
-        let image = beton.image(&images, sample, &mut buffer).unwrap();
-        let (mode, width, height) = (image.mode, image.width, image.height);
-        let mut bytes = image.bytes.to_vec();
-        if is_damaged(sample) {
-            let len = bytes.len();
-            bytes[len / 2..len - 2].fill(0);
-        }
-        let label = Value::Int(beton.int(&labels, sample).unwrap());
-        writer.push(&[Value::Image { mode, width, height, bytes: &bytes }, label]).unwrap();
-    }
-    writer.finish().unwrap();
 }

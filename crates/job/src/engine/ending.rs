@@ -9,14 +9,13 @@ use super::{
     lifecycle::Phase,
     membership::{Member, World},
 };
-use baton_recipe::Step;
-
 use crate::{
     exit::{Class, Failure, Outcome, crash},
     ids::{NodeId, Rank},
     message::Directive,
     time::Time,
 };
+use baton_recipe::Step;
 
 impl Engine {
     /// Handles a rank whose process ended for a reason that another try would repeat.

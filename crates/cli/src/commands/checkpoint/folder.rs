@@ -118,7 +118,9 @@ impl StoreUser {
             None => claimants.get(&entry.id.generation)?.as_ref().map(|found| found.job),
         };
         let is_own = |entry: &Entry| job_of(entry).is_some_and(|job| jobs.contains(&job));
-        if entries.iter().any(|entry| entry.state.manifest().is_some() && is_own(entry)) {
+        // Nor are damaged ones replaced by those of another job.
+        let is_saved = |entry: &Entry| !matches!(entry.state, EntryState::Unfinished);
+        if entries.iter().any(|entry| is_saved(entry) && is_own(entry)) {
             entries.retain(is_own);
         }
         Ok(entries)
@@ -334,6 +336,37 @@ mod tests {
         let failure = pick(&sample.store, &StoreUser::Any, None).unwrap_err();
         assert!(!failure.class.is_retriable());
         assert!(failure.message.contains(&format!("damaged: {name} (")), "{failure}");
+    }
+
+    #[test]
+    fn of_several_jobs_in_a_store_the_newest_checkpoint_of_the_one_that_is_meant_is_taken() {
+        let sample = samples::store();
+        for (number, run) in [(1, "/runs/a"), (2, "/runs/b")] {
+            let claimant = Claimant {
+                owner: run.to_owned(),
+                job: JobId(uuid::Uuid::from_u128(number.into())),
+                name: String::new(),
+                recipe: String::new(),
+                host: String::new(),
+                run_dir: run.to_owned(),
+            };
+            sample.store.claim(Generation(number), &claimant).unwrap();
+            let job = number.into();
+            Sample { generation: number, job, ..Sample::default() }.save(&sample.store);
+        }
+        let of = |run: &str| {
+            let picked = pick(&sample.store, &StoreUser::RunFolder(run.to_owned()), None);
+            picked.map(|manifest| manifest.generation.0).map_err(|failure| failure.message)
+        };
+        // A folder that was moved is not known.
+        assert_eq!(["/runs/a", "/runs/b", "/runs/c"].map(of), [Ok(1), Ok(2), Ok(2)]);
+        let job = StoreUser::Job(JobId(uuid::Uuid::from_u128(1)));
+        assert_eq!(pick(&sample.store, &job, None).unwrap().generation.0, 1);
+        assert_eq!(pick(&sample.store, &StoreUser::Any, None).unwrap().generation.0, 2);
+
+        let damaged = sample.folder.path().join("step-0000000088-gen-000001/manifest.json");
+        fs::write(damaged, "{").unwrap();
+        assert!(of("/runs/a").unwrap_err().contains("damaged"), "another job's is no substitute");
     }
 
     #[test]
