@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
 from baton._alert import KINDS, Email, Webhook, alert, newest_sent, place_of
 from baton._job import attach
 from baton._programs import JobError
+from baton._run import Run
 from baton._track import MlflowTracker, TrackerUnavailableError, WandbTracker, track
 
 _FAILED = 1
@@ -107,7 +109,11 @@ def _track(options: argparse.Namespace) -> int:
             return WandbTracker(options.wandb, title, run_dir, known)
         return MlflowTracker(options.mlflow, options.experiment, title, known)
 
-    sent = track(run_dir, open_tracker, "wandb" if options.wandb else "mlflow", follow=not options.once)
+    if options.wandb:
+        name, place = "wandb", f"project {options.wandb}"
+    else:
+        name, place = "mlflow", f"experiment {options.experiment}"
+    sent = track(run_dir, open_tracker, name, place, follow=not options.once)
     print(f"{run_dir}: {sent} points sent")
     return 0
 
@@ -130,12 +136,26 @@ def _alert(options: argparse.Namespace) -> int:
     kinds = set(options.on.split(",")) if options.on else None
     if unknown := (kinds or set()) - set(KINDS.values()):
         raise ValueError(f"--on: {unknown.pop()!r} is none of {', '.join(sorted(set(KINDS.values())))}")
-    job = attach(run_dir)
     sent_until = run_dir / place_of(receivers)
-    failed = alert(job.status()["name"], job.watch(newest_sent(sent_until)), receivers, sent_until, kinds=kinds)
+    name, events = _events(run_dir, newest_sent(sent_until))
+    failed = alert(name, events, receivers, sent_until, kinds=kinds)
     if failed:
         print(f"error: {failed} messages could not be sent", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _events(run_dir: Path, after: int) -> tuple[str, Iterable[dict[str, Any]]]:
+    """The name of a job, and its events with a greater id: as they happen, or those of its report if it has ended."""
+    try:
+        job = attach(run_dir)
+        return job.status()["name"], job.watch(after)
+    except JobError:
+        try:
+            run = Run(run_dir)
+            return run.status()["name"], [event for event in run.events() if event["id"] > after]
+        except FileNotFoundError:
+            pass
+        raise
 
 
 def _secret(path: Path) -> str:

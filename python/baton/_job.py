@@ -25,6 +25,8 @@ _ENDS = (0, 3, 4, 75)
 # As `baton up` itself waits for a coordinator.
 _START_SECONDS = 120.0
 _POLL_SECONDS = 0.25
+# How long none may answer while a job of which only the store is known is waited for.
+_AWAY_SECONDS = 60.0
 
 
 def up(
@@ -97,12 +99,19 @@ def up(
     return job
 
 
-def attach(run_dir: str | os.PathLike[str]) -> Job:
-    """The job that runs in a run folder, whoever started it.
+def attach(run_dir: str | os.PathLike[str] | None = None, *, store: str | os.PathLike[str] | None = None) -> Job:
+    """The job that runs in a run folder, whoever started it; or the one that saves to a checkpoint store, `s3://BUCKET/PREFIX`
+    or a folder, on whichever machine its coordinator is, also after another one has taken over.
 
     Raises JobError if none runs there.
     """
-    job = Job(Path(run_dir))
+    if (run_dir is None) == (store is None):
+        raise TypeError("attach takes a run folder, or store=")
+    if store is not None:
+        job = Job(store=os.fspath(store))
+        job.status()
+        return job
+    job = Job(Path(os.fspath(run_dir or "")))
     if job.status()["phase"] != "ended" and job._last_line():
         # The file is that of an earlier job here, which `up` started; this one was started otherwise.
         job._prints_here = False
@@ -115,19 +124,32 @@ class Job:
     Every method that calls the coordinator raises JobError if it refuses or does not answer.
     """
 
-    def __init__(self, run_dir: Path, process: subprocess.Popen[bytes] | None = None) -> None:
-        self.run_dir = run_dir
+    def __init__(
+        self, run_dir: Path | None = None, process: subprocess.Popen[bytes] | None = None, *, store: str | None = None
+    ) -> None:
+        self._run_dir = run_dir
+        self.store = store
         self._process = process
         self._since = time.time()
         # Whether `baton up` prints into the run folder.
-        self._prints_here = (run_dir / _OUTPUT).exists()
+        self._prints_here = run_dir is not None and (run_dir / _OUTPUT).exists()
+
+    @property
+    def run_dir(self) -> Path:
+        """The run folder. Raises JobError if the job was found by its store."""
+        if self._run_dir is None:
+            raise JobError(f"the job of {self.store} was found by its store: its run folder is on another machine")
+        return self._run_dir
 
     def __repr__(self) -> str:
-        return f"baton.attach({os.fspath(self.run_dir)!r})"
+        return f"baton.attach({os.fspath(self.run_dir)!r})" if self._run_dir else f"baton.attach(store={self.store!r})"
 
     def _ipython_display_(self) -> None:
-        """In a notebook: a live card of the job. Elsewhere in IPython: a line."""
-        _card.show(self.run_dir, self._summary())
+        """In a notebook: a live card of the job. Elsewhere in IPython, and by its store: a line."""
+        if self._run_dir is None:
+            print(self._summary())
+        else:
+            _card.show(self.run_dir, self._summary())
 
     def _summary(self) -> str:
         """The job in one line."""
@@ -137,12 +159,12 @@ class Job:
             return repr(self)
         latest = status["latest"]
         progress = f", step {latest['step']} of {latest['total_steps']}, loss {latest['loss']:.4g}" if latest else ""
-        return f"{status['name']} in {self.run_dir}: {status['phase']}{progress}"
+        return f"{status['name']} in {self.store or self.run_dir}: {status['phase']}{progress}"
 
     @property
     def run(self) -> Run:
-        """The files of the run: metrics, evaluations, checkpoints."""
-        return Run(self.run_dir)
+        """The files of the run: metrics, evaluations, checkpoints; of a bucket the checkpoints."""
+        return Run(self.store or self.run_dir)
 
     def status(self) -> dict[str, Any]:
         """Phase, progress, ranks, machines, cost: what `baton status --json` prints."""
@@ -151,7 +173,7 @@ class Job:
     def watch(self, after: int = 0) -> Iterator[dict[str, Any]]:
         """The events of the job with a greater `id` than `after`, as they happen, until it ends: what
         `baton watch --json` prints."""
-        command = [_programs.baton(), "watch", "--json", "--after", str(after), "--run-dir", self.run_dir]
+        command = [_programs.baton(), "watch", "--json", "--after", str(after), *self._place()]
         with subprocess.Popen(
             [*map(str, command)],
             stdin=subprocess.DEVNULL,
@@ -197,6 +219,8 @@ class Job:
         if timeout is not None and not timeout >= 0:
             raise ValueError(f"timeout is {timeout}: give seconds, or None to wait until the end")
         deadline = None if timeout is None else time.monotonic() + timeout
+        if self.store is not None:
+            return self._wait_for_any_coordinator(deadline, timeout)
         while True:
             # Whether it is gone comes first: what it has written last is then there.
             is_gone = self._is_gone()
@@ -215,6 +239,24 @@ class Job:
                 raise self._error(f"all processes of the job in {self.run_dir} are gone: baton.up resumes it")
             if deadline is not None and time.monotonic() > deadline:
                 raise TimeoutError(f"the job in {self.run_dir} still runs after {timeout} s")
+            time.sleep(_POLL_SECONDS)
+
+    def _wait_for_any_coordinator(self, deadline: float | None, timeout: float | None) -> dict[str, Any]:
+        """`wait` for a job of which only the store is known."""
+        answered_at = time.monotonic()
+        while True:
+            try:
+                status = self.status()
+            except JobError:
+                # Another one takes over within seconds, if there is one.
+                if time.monotonic() > answered_at + _AWAY_SECONDS:
+                    raise
+            else:
+                answered_at = time.monotonic()
+                if status["phase"] == "ended":
+                    return _outcome(status)
+            if deadline is not None and time.monotonic() > deadline:
+                raise TimeoutError(f"the job of {self.store} still runs after {timeout} s")
             time.sleep(_POLL_SECONDS)
 
     def _last_line(self) -> dict[str, Any] | None:
@@ -260,7 +302,10 @@ class Job:
         return self.run.status() if is_new else None
 
     def _call(self, *command: str) -> list[dict[str, Any]]:
-        return _programs.call_baton(*command, "--json", "--run-dir", self.run_dir)
+        return _programs.call_baton(*command, "--json", *self._place())
+
+    def _place(self) -> tuple[str, str]:
+        return ("--store", self.store) if self.store is not None else ("--run-dir", str(self.run_dir))
 
 
 def _is_locked(folder: Path) -> bool | None:

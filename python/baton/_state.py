@@ -54,7 +54,8 @@ def _calls_of_shapes(model: torch.nn.Module, inputs: _arguments.Inputs) -> tuple
 def _calls(model: torch.nn.Module, inputs: _arguments.Inputs) -> tuple[_Attributes, _Attributes]:
     import torch
 
-    devices = [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = [torch.cuda.current_device()] if is_used else []
     with torch.random.fork_rng(devices):
         return _called_twice(copy.deepcopy(model), inputs, lambda tensor: tensor)
 

@@ -2,7 +2,8 @@
 
 It follows `metrics.jsonl` beside the job. A step is sent once: steps that are trained again after a failure have the
 same values, and are left out. What has been sent is in the run folder, so that a tracker that is started again, on
-another machine too, continues the same run.
+another machine too, continues the same run. W&B's client sends behind our back and loses what it has not sent when it
+is killed, so it is asked what its service or file has.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import math
 import os
 import re
+import struct
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -28,6 +30,8 @@ _POINTS_PER_RECORD = 50
 _MLFLOW_MAX_VALUES = 1_000
 # After the job's end, a service that does not answer is tried again this often.
 _LAST_ATTEMPTS = 5
+# What is sent, and how the names of its metrics begin.
+_KINDS = {"step": "train/", "evaluation": "val/"}
 # Columns that are no metrics.
 _NOT_SENT = {"unix_millis", "generation", "step", "total_steps", "steps_per_epoch", "extent", "texts", "samples"}
 
@@ -39,7 +43,9 @@ class TrackerUnavailableError(JobError):
 class Tracker(Protocol):
     """A service that keeps curves."""
 
-    name: str
+    run_id: str
+    # The newest step that the service has; None if what was recorded is right.
+    newest: int | None
 
     def log(self, step: int, unix_millis: int, values: dict[str, float]) -> None: ...
 
@@ -54,13 +60,15 @@ class Tracker(Protocol):
 class WandbTracker:
     """A run of Weights & Biases."""
 
-    name = "wandb"
-
     def __init__(self, project: str, name: str, folder: Path, known: str | None) -> None:
         import wandb
 
         self._run = wandb.init(project=project, name=name, id=known, resume="allow" if known else None, dir=folder)
         self.run_id = str(self._run.id)
+        if self._run.offline:
+            self.newest = _newest_offline_step(folder, self.run_id)
+        else:
+            self.newest = self._run.starting_step - 1 if self._run.resumed else None
 
     def log(self, step: int, unix_millis: int, values: dict[str, float]) -> None:
         self._run.log(values, step=step)
@@ -72,10 +80,47 @@ class WandbTracker:
         self._run.finish(exit_code=0 if succeeded else 1)
 
 
+def _newest_offline_step(folder: Path, run_id: str) -> int | None:
+    """The newest step in the files of an offline run; None if there are none, as after `wandb sync --clean`."""
+    from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]  # made when it is imported
+
+    for file in sorted(folder.glob(f"wandb/offline-run-*-{run_id}/*.wandb"), reverse=True):
+        newest = None
+        for text in leveldb_records(file.read_bytes()):
+            for item in Record.FromString(text).history.item:
+                if "_step" in (item.key, *item.nested_key):
+                    newest = int(item.value_json)
+        if newest is not None:
+            return newest
+    return None
+
+
+def leveldb_records(data: bytes) -> Iterator[bytes]:
+    """The records of a file of W&B's: LevelDB's log format, after a header of 7 bytes. What was cut off is left out.
+
+    https://github.com/google/leveldb/blob/main/doc/log_format.md
+    """
+    at, parts = 7, b""
+    while at + 7 <= len(data):
+        left = 32_768 - at % 32_768
+        if left < 7:
+            at += left
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        part = data[at + 7 : at + 7 + length]
+        if kind not in (1, 2, 3, 4) or len(part) < length:
+            return
+        at += 7 + length
+        parts += part
+        if kind in (1, 4):  # Whole, or the last part.
+            yield parts
+            parts = b""
+
+
 class MlflowTracker:
     """A run of MLflow."""
 
-    name = "mlflow"
+    newest = None
 
     def __init__(self, uri: str, experiment: str, name: str, known: str | None) -> None:
         # By default its client tries again for minutes without a word; `track` tries again itself.
@@ -128,16 +173,21 @@ def _without_password(text: str) -> str:
     return re.sub(r"//[^/@\s]+@", "//…@", text)
 
 
-def track(run_dir: Path, open_tracker: Callable[[str, str | None], Any], name: str, *, follow: bool = True) -> int:
+def track(
+    run_dir: Path, open_tracker: Callable[[str, str | None], Tracker], name: str, place: str, *, follow: bool = True
+) -> int:
     """Sends what has not been sent yet, and with `follow` what comes until the job has ended. Returns the number of
     points sent.
 
-    `open_tracker(title, known)` opens the service for a run with this title, or goes on with a known one.
+    `open_tracker(title, known)` opens the service `name` for a run with this title, or goes on with a known one; `place`
+    is where in that service.
     """
     run = Run(run_dir)
-    record = _Record(run.path / f"track-{name}.json")
+    record = _Record(run.path / f"track-{name}.json", place)
     tracker = open_tracker(_title(run), record.run_id)
     record.run_id = tracker.run_id
+    if tracker.newest is not None:
+        record.newest = dict.fromkeys(_KINDS, tracker.newest)
     record.write()
     print(f"{run.path}: metrics go to {name}, run {tracker.run_id}", file=sys.stderr)
     points = _Points(run.path / "metrics.jsonl")
@@ -174,16 +224,21 @@ def track(run_dir: Path, open_tracker: Callable[[str, str | None], Any], name: s
 
 
 class _Record:
-    """What has been sent: a file of the run folder."""
+    """What has been sent, and where: a file of the run folder."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, place: str) -> None:
         self._path = path
+        self._place = place
         known = read_json(path)
+        # Older versions did not record it.
+        before = known.get("place", place)
+        if before != place:
+            raise ValueError(f"metrics went to {before}, not {place}: remove {path} to send all of them there")
         self.run_id: str | None = known.get("run")
         self.newest: dict[str, int] = known.get("newest", {})
 
     def write(self) -> None:
-        write_json(self._path, {"run": self.run_id, "newest": self.newest})
+        write_json(self._path, {"run": self.run_id, "place": self._place, "newest": self.newest})
 
 
 class _Points:
@@ -213,7 +268,7 @@ class _Points:
 
 def _send(tracker: Tracker, record: _Record, point: dict[str, Any]) -> bool:
     """Returns false if it has been sent before, or is of no kind that is sent."""
-    for kind, prefix in (("step", "train/"), ("evaluation", "val/")):
+    for kind, prefix in _KINDS.items():
         value = point.get(kind)
         if value is None or value["step"] <= record.newest.get(kind, 0):
             continue

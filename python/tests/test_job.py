@@ -117,6 +117,32 @@ def test_waiting_has_a_limit_and_commands_are_passed_on(programs, tmp_path):
     assert (tmp_path / "calls").read_text().splitlines() == [f"{command} {flags}" for command in expected]
 
 
+def test_a_job_is_followed_by_its_store_while_no_coordinator_answers(programs, tmp_path, monkeypatch):
+    monkeypatch.setattr(_job, "_POLL_SECONDS", 0.0)
+    # The second answer is missing: another coordinator takes over.
+    script = f"""
+echo "$*" >>{tmp_path}/calls
+case $(wc -l <{tmp_path}/calls) in
+1) echo '{{"name": "cats", "phase": "training", "latest": null}}' ;;
+2) echo "error: it does not answer" >&2; exit 1 ;;
+*) echo '{{"name": "cats", "phase": "ended", "outcome": {{"kind": "completed"}}, "reason": "done"}}' ;;
+esac
+"""
+    programs("baton", script)
+    job = baton.attach(store="s3://cats/run")
+    assert repr(job) == "baton.attach(store='s3://cats/run')"
+    assert job.wait()["reason"] == "done"
+    assert set((tmp_path / "calls").read_text().splitlines()) == {"status --json --store s3://cats/run"}
+    with pytest.raises(baton.JobError, match="its run folder is on another machine"):
+        _ = job.run_dir
+    programs("baton", "echo 'error: it does not answer' >&2; exit 1")
+    monkeypatch.setattr(_job, "_AWAY_SECONDS", 0.0)
+    with pytest.raises(baton.JobError, match="it does not answer"):
+        job.wait()
+    with pytest.raises(TypeError, match="a run folder, or store="):
+        baton.attach()
+
+
 def test_watch_ends_with_the_job_and_fails_with_the_line_of_the_error(programs, tmp_path):
     programs("baton", """echo '{"id": 1}'; [ "$4" != 7 ] || { echo "error: gone" >&2; exit 1; }""")
     job = baton.Job(tmp_path)

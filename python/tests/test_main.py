@@ -1,10 +1,12 @@
 """`python -m baton`."""
 
+import json
 import sys
 
 import pytest
 from baton import _track
 from baton.__main__ import main
+from baton._alert import Webhook, place_of
 from run_files import add_points, evaluation, step
 
 
@@ -40,6 +42,21 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, no_programs):
     )
 
 
+def test_a_job_that_ended_while_nobody_was_told_is_told_from_its_report(tmp_path, monkeypatch, capsys, programs):
+    programs("baton", "echo 'error: no coordinator is running' >&2; exit 1")
+    run, url = tmp_path / "run", tmp_path / "url"
+    add_points(run)
+    url.write_text("https://hooks.lab.org/cats")
+    assert refused(capsys, "alert", run, "--webhook-file", url) == "error: no coordinator is running"
+    events = [{"id": number, "kind": kind} for number, kind in ((86, "saved"), (87, "ended"))]
+    (run / "report.json").write_text(json.dumps({"status": {"name": "cats"}, "events": events}))
+    (run / place_of([Webhook("https://hooks.lab.org/cats")])).write_text('{"after": 86}')
+    told = []
+    monkeypatch.setattr("baton.__main__.alert", lambda name, events, *_, **__: told.append((name, events)) or 0)
+    assert main(["alert", str(run), "--webhook-file", str(url)]) == 0
+    assert told == [("cats", events[1:])]
+
+
 def test_a_client_that_is_missing_is_named_with_its_command(tmp_path, monkeypatch, capsys, no_programs):
     for package in ("wandb", "mlflow"):
         monkeypatch.setitem(sys.modules, package, None)
@@ -52,7 +69,7 @@ def test_a_client_that_is_missing_is_named_with_its_command(tmp_path, monkeypatc
 class UnreliableTracker:
     """Takes what was logged at the calls of `flush` whose numbers are in `answers`."""
 
-    name = run_id = "unreliable"
+    run_id, newest = "unreliable", None
 
     def __init__(self, answers):
         self.answers, self.calls = answers, 0
@@ -79,15 +96,15 @@ def test_metrics_wait_for_a_service_that_does_not_answer(tmp_path, monkeypatch, 
 
     unreachable = UnreliableTracker(answers=[])
     with pytest.raises(_track.TrackerUnavailableError, match="the same command sends what is left"):
-        _track.track(run, lambda title, known: unreachable, "unreliable")
+        _track.track(run, lambda title, known: unreachable, "unreliable", "here")
     assert not unreachable.finished
     assert capsys.readouterr().err.count("metrics wait until it answers") == 1
 
     later = UnreliableTracker(answers=[4])
-    sent = _track.track(run, lambda title, known: later, "unreliable")
+    sent = _track.track(run, lambda title, known: later, "unreliable", "here")
     assert later.finished and len(later.taken) == sent == 2
     assert "the metrics that waited are sent" in capsys.readouterr().err
 
     again = UnreliableTracker(answers=[1])
-    assert _track.track(run, lambda title, known: again, "unreliable") == 0
+    assert _track.track(run, lambda title, known: again, "unreliable", "here") == 0
     assert again.taken == []

@@ -11,6 +11,8 @@ from run_files import add_points, evaluation, point, step
 class Service:
     """A tracker that keeps what it gets, over several runs of the follower."""
 
+    newest = None
+
     def __init__(self):
         self.points, self.opened, self.finished = [], [], []
 
@@ -32,7 +34,7 @@ class Service:
 @pytest.fixture
 def followed(tmp_path, no_programs):
     """A run folder whose job has ended: `followed(service)` sends what is new."""
-    return tmp_path / "cats", lambda service: track(tmp_path / "cats", service.open, "fake")
+    return tmp_path / "cats", lambda service: track(tmp_path / "cats", service.open, "fake", "cats")
 
 
 def test_a_step_is_sent_once_through_interruptions_of_job_and_tracker(followed):
@@ -51,6 +53,35 @@ def test_a_step_is_sent_once_through_interruptions_of_job_and_tracker(followed):
     assert service.points[3][2] == {"val/loss": 1.5, "val/top1": 0.5, "val/ema_top1": 0.6}
     assert service.opened == [("cats", None), ("cats", "r1"), ("cats", "r1")]
     assert service.finished == [True, True, True]
+
+
+def test_what_a_service_has_lost_is_sent_again_and_what_it_has_is_not(followed):
+    folder, send = followed
+    service = Service()
+    points = [step(number, 1, number, 1.0, 0.0) for number in range(1, 9)]
+    add_points(folder, *points[:6], evaluation(6, 1, 6, 0.5))
+    assert send(service) == 7
+    service.newest = 4
+    assert send(service) == 3
+    assert [step for step, _, _ in service.points[7:]] == [5, 6, 6]
+    # Killed before this was recorded.
+    service.newest = 7
+    add_points(folder, *points[6:])
+    assert send(service) == 1
+    assert service.points[-1][0] == 8
+
+
+def test_another_place_in_the_service_is_refused(followed):
+    folder, send = followed
+    add_points(folder, step(1, 1, 1, 1.0, 0.0))
+    assert send(Service()) == 1
+    with pytest.raises(
+        ValueError, match=r"^metrics went to cats, not dogs: remove .*/cats/track-fake.json to send all"
+    ):
+        track(folder, Service().open, "fake", "dogs")
+    # Versions that did not record the place.
+    (folder / "track-fake.json").write_text(json.dumps({"run": "r1", "newest": {"step": 1}}))
+    assert send(Service()) == 0
 
 
 def test_a_file_that_was_thinned_out_and_a_line_that_is_being_written_are_read_right(followed):

@@ -2,41 +2,26 @@
 
 import collections
 import json
+import os
 import socket
-import struct
 from pathlib import Path
 
 import baton
 import pytest
 from baton.__main__ import main
+from baton._track import leveldb_records
 
 pytestmark = pytest.mark.usefixtures("real_programs")
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def wandb_records(path):
-    """The records of an offline run: blocks of 32 KiB of LevelDB's log format, after a header of 7 bytes."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    data, at, parts = path.read_bytes(), 7, b""
-    while at + 7 <= len(data):
-        left = 32_768 - at % 32_768
-        if left < 7:
-            at += left
-            continue
-        _, length, kind = struct.unpack_from("<IHB", data, at)
-        parts += data[at + 7 : at + 7 + length]
-        at += 7 + length
-        if kind in (1, 4):  # Whole, or the last part.
-            yield Record.FromString(parts)
-            parts = b""
-
-
 def wandb_history(folder):
     """Name and step of every value of the offline runs in a folder, and the ids of the runs."""
+    from wandb.proto.wandb_internal_pb2 import Record
+
     found, runs = collections.Counter(), set()
     for path in folder.glob("wandb/offline-run-*/*.wandb"):
-        for record in wandb_records(path):
+        for record in map(Record.FromString, leveldb_records(path.read_bytes())):
             if record.WhichOneof("record_type") == "run":
                 runs.add(record.run.run_id)
             row = {".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
@@ -62,6 +47,10 @@ def test_a_job_with_two_interruptions_is_one_run_with_every_value_once(tmp_path,
         job.wait(timeout=120)
         for service in (["--wandb", "cats"], ["--mlflow", store]):
             assert main(["track", str(folder), *service]) == 0
+        if interruption == 0:
+            # As if the tracker had been killed: W&B's client writes every 15 seconds.
+            (file,) = folder.glob("wandb/offline-run-*/*.wandb")
+            os.truncate(file, file.stat().st_size // 2)
     capsys.readouterr()
 
     run = baton.Run(folder)
