@@ -3,7 +3,8 @@
 use std::{
     collections::BTreeSet,
     ffi::{OsStr, OsString},
-    fs,
+    fs::{self, File},
+    io::{BufRead, BufReader, Read},
     path::{Path, PathBuf},
 };
 
@@ -14,6 +15,9 @@ use super::{Error, draft::failed};
 /// Extensions of image files in class folders, in lower case: those of torchvision, and GIF.
 pub const EXTENSIONS: [&str; 10] =
     ["bmp", "gif", "jpeg", "jpg", "pgm", "png", "ppm", "tif", "tiff", "webp"];
+
+/// Longest line of a list, bytes: several times the longest path.
+const MAX_LINE: u64 = 1 << 16;
 
 /// Images to be written, in the order of the samples.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,15 +99,30 @@ impl Source {
     /// # Errors
     /// A line is invalid, or there are no images; the file cannot be read or is not valid UTF-8.
     pub fn list(path: &Path) -> Result<Self, Error> {
-        let text = fs::read_to_string(path).map_err(failed("read", path))?;
+        let mut file = BufReader::new(File::open(path).map_err(failed("open", path))?);
         let base = path.parent().unwrap_or(Path::new(""));
         let mut items = Vec::new();
-        for (number, line) in (1..).zip(text.lines()) {
-            if line.trim().is_empty() {
-                continue;
+        let mut bytes = Vec::new();
+        for number in 1.. {
+            // Another file may be one line of gigabytes.
+            bytes.clear();
+            let read = file.by_ref().take(MAX_LINE).read_until(b'\n', &mut bytes);
+            if read.map_err(failed("read", path))? == 0 {
+                break;
             }
             let refused =
                 |reason: String| Error::Line { path: path.to_owned(), line: number, reason };
+            let is_text = !bytes.contains(&0) && (bytes.len() as u64) < MAX_LINE;
+            let line = str::from_utf8(&bytes).ok().filter(|_| is_text).ok_or_else(|| {
+                refused(
+                    "not UTF-8 text: give a folder of class folders, or a list with a line \
+                     `path<TAB>label` per image"
+                        .to_owned(),
+                )
+            })?;
+            if line.trim().is_empty() {
+                continue;
+            }
             let (name, label) = line
                 .split_once('\t')
                 .or_else(|| line.rsplit_once(','))

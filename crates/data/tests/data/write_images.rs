@@ -206,6 +206,17 @@ fn invalid_lines_of_a_list_are_reported_with_their_number() {
     assert!(refused("a.png,1\n\nb.png,cat\n").ends_with("line 3: label \"cat\" is not an integer"));
     assert!(refused(",1\n").ends_with("line 1: no path before the label"));
     assert!(refused("\n").contains("the list has no images"));
+    assert!(refused("a.png,1\n\0\n").contains("line 2: not UTF-8 text: give a folder"));
+}
+
+#[test]
+fn a_large_file_that_is_no_list_is_refused_without_being_read() {
+    let workspace = Workspace::new();
+    let path = workspace.put("images.tar", b"");
+    // More than the memory of a machine, but no blocks of the disk.
+    std::fs::File::options().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();
+    let error = Source::open(path).unwrap_err().to_string();
+    assert!(error.contains("images.tar, line 1: not UTF-8 text"), "{error}");
 }
 
 #[test]
