@@ -117,7 +117,7 @@ race() {
 }
 
 # The part, and its limit in seconds.
-readonly PARTS=(libraries:30 check:170 job:90 program:60 determinism:120 race:360 language:400 kernels:180)
+readonly PARTS=(libraries:30 check:220 job:90 program:60 determinism:120 race:360 language:400 kernels:180)
 
 run() {
     local part=${1%%:*} limit=${1##*:} start=$SECONDS status=0

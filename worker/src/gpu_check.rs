@@ -1,7 +1,9 @@
-//! `baton-worker gpu-check`: checks CUDA, NCCL and the GPU kernels on a machine with a GPU, in about a minute.
+//! `baton-worker gpu-check`: checks CUDA, NCCL and the GPU kernels on a machine with a GPU, in about two minutes.
 //!
-//! Every check must pass on every supported GPU. It needs no files and no network, and compares with the CPU, with
+//! Every check must pass on every supported GPU. It needs no network and no files but temporary ones, and compares with the CPU, with
 //! libtorch or with a repetition of itself. A failed check does not stop the following ones.
+
+mod language;
 
 use std::{
     collections::BTreeMap,
@@ -14,7 +16,7 @@ use baton_collectives::{
     tcp::TcpCollective,
 };
 use baton_console::{json, output};
-use baton_data::InputType;
+use baton_data::{Batch, InputType};
 use baton_gpu::CudaCalls;
 use baton_job::{
     Rank,
@@ -68,21 +70,29 @@ impl CheckResult<'_> {
 
 /// Runs every check and prints a line for each; fails if one failed.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
-    let recipe = recipe()?;
-    let device = torch::device::open(&recipe, LocalRank(0))?;
-    let recipe = &recipe;
-    let checks: [(&str, GpuCheck<'_>); 11] = [
+    let resnet = &Case::of_images(parse(RESNET)?);
+    let device = torch::device::open(&resnet.recipe, LocalRank(0))?;
+    // Where they cannot be written, each check that needs them fails.
+    let models = &language::Models::write(language::FULL);
+    let with_models = |check: fn(&language::Models, Device) -> Result<String, String>| {
+        move || check(models.as_ref().map_err(String::clone)?, device)
+    };
+    let checks: [(&str, GpuCheck<'_>); 15] = [
         ("NCCL library", Box::new(|| nccl::version().map(|v| v.to_string()).map_err(text))),
         ("NCCL world of one", Box::new(nccl_world_of_one)),
         ("sums of the fixed tree", Box::new(sums_as_on_the_host)),
         ("NCCL abort, then a new generation", Box::new(nccl_abort_then_reconnect)),
-        ("ResNet-50: same losses as on the CPU", Box::new(move || same_losses(recipe, device))),
-        ("ResNet-50: same gradient as on the CPU", Box::new(move || same_gradient(recipe, device))),
-        ("ResNet-50: same bits when repeated", Box::new(move || same_bits_in_all(recipe, device))),
-        ("ResNet-50: step without host waits", Box::new(move || no_wait(recipe, device))),
-        ("ResNet-50: copy of the state", Box::new(move || state_copy(recipe, device))),
-        ("fused BatchNorm same as plain", Box::new(move || same_if_fused(recipe, device))),
-        ("fused update same as plain", Box::new(move || same_update(recipe, device))),
+        ("ResNet-50: same losses as on the CPU", Box::new(move || same_losses(resnet, device))),
+        ("ResNet-50: same gradient as on the CPU", Box::new(move || same_gradient(resnet, device))),
+        ("ResNet-50: same bits when repeated", Box::new(move || same_bits_in_all(resnet, device))),
+        ("ResNet-50: step without host waits", Box::new(move || no_wait(resnet, device))),
+        ("ResNet-50: copy of the state", Box::new(move || state_copy(resnet, device))),
+        ("fused BatchNorm same as plain", Box::new(move || same_if_fused(resnet, device))),
+        ("fused update same as plain", Box::new(move || same_update(resnet, device))),
+        ("LoRA: same gradient as on the CPU", Box::new(with_models(language::same_gradient))),
+        ("LoRA: bf16 as near to fp32 as on the CPU", Box::new(with_models(language::near_fp32))),
+        ("LoRA: same bits when repeated", Box::new(with_models(language::same_bits_in_all))),
+        ("LoRA: step without host waits", Box::new(with_models(language::no_waits))),
     ];
     let all = checks.len();
     let (libtorch, device) = (torch::device::torch_version(), format!("{device:?}"));
@@ -109,6 +119,30 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     Err(exit::device(format!(
         "{failed} of {all} GPU checks failed; see the lines with FAILED above"
     )))
+}
+
+/// What is computed: a model, and a batch for it.
+#[derive(Clone)]
+struct Case {
+    recipe: JobSpec,
+    batch: Batch,
+    input: InputType,
+}
+
+impl Case {
+    fn of_images(recipe: JobSpec) -> Self {
+        let batch = synthetic_batch(recipe.train.global_batch, recipe.train.resolution);
+        Self { recipe, batch, input: InputType::Image }
+    }
+
+    fn learner(&self, device: Device) -> Result<TorchLearner, baton_trainer::learner::Error> {
+        TorchLearner::new(&self.recipe, &self.input, device)
+    }
+
+    /// Factor of the batch's gradient.
+    fn scale(&self) -> f32 {
+        1.0 / self.batch.len() as f32
+    }
 }
 
 /// Returns a line with details, or the problem.
@@ -187,8 +221,8 @@ fn nccl_abort_then_reconnect() -> Result<String, String> {
 }
 
 /// Compares the losses of three steps on the same batches on both devices.
-fn same_losses(recipe: &JobSpec, gpu: Device) -> Result<String, String> {
-    let [on_gpu, on_cpu] = [gpu, Device::Cpu].map(|device| trained(recipe, device, 3));
+fn same_losses(case: &Case, gpu: Device) -> Result<String, String> {
+    let [on_gpu, on_cpu] = [gpu, Device::Cpu].map(|device| trained(case, device, 3));
     let ((_, on_gpu), (_, on_cpu)) = (on_gpu.map_err(text)?, on_cpu.map_err(text)?);
     let differences = on_gpu.iter().zip(&on_cpu).map(|(gpu, cpu)| ((gpu - cpu) / cpu).abs());
     // `f64::max` would pass over a loss that is not a number.
@@ -201,12 +235,12 @@ fn same_losses(recipe: &JobSpec, gpu: Device) -> Result<String, String> {
 }
 
 /// Compares the gradients of a state after a few steps on one batch on both devices, in fp32.
-fn same_gradient(recipe: &JobSpec, gpu: Device) -> Result<String, String> {
+fn same_gradient(case: &Case, gpu: Device) -> Result<String, String> {
     if std::env::var_os(TF32_OVERRIDE).is_none_or(|value| value != "0") {
         return Err(format!("set {TF32_OVERRIDE}=0, as scripts/gpu/check.sh does"));
     }
-    let state = trained_state(recipe, gpu)?;
-    let [on_gpu, on_cpu] = [gpu, Device::Cpu].map(|device| gradient_at(recipe, device, &state));
+    let state = trained_state(case, gpu)?;
+    let [on_gpu, on_cpu] = [gpu, Device::Cpu].map(|device| gradient_at(case, device, &state));
     let (on_gpu, on_cpu) = (on_gpu?, on_cpu?);
     let difference = difference(&on_gpu, &on_cpu);
     let detail = format!("{} values, difference {difference:.1e} of the norm", on_cpu.len());
@@ -215,30 +249,38 @@ fn same_gradient(recipe: &JobSpec, gpu: Device) -> Result<String, String> {
 
 /// Checks that a repeated computation gives the same bits in every number format, plain and fused, at the size of a
 /// real training step: libraries choose algorithms by size.
-fn same_bits_in_all(recipe: &JobSpec, device: Device) -> Result<String, String> {
-    let mut recipe = recipe.clone();
+fn same_bits_in_all(case: &Case, device: Device) -> Result<String, String> {
+    let mut recipe = case.recipe.clone();
     (recipe.train.global_batch, recipe.train.resolution) = (128, 224);
     // Otherwise most gradients of convolutions are zero in the first step.
     recipe.model.zero_init_gamma = false;
-    let mut details = Vec::new();
-    let mut all_same = true;
-    for compute in [Compute::Fp32, Compute::Bf16, Compute::Fp16] {
-        let plain = computing(&recipe, compute);
-        for recipe in [&plain, &fused(&plain)] {
-            let bits = same_bits(recipe, device);
-            all_same &= bits.is_ok();
-            let name = if recipe.precision.fused { "fused" } else { "plain" };
-            let (Ok(bits) | Err(bits)) = bits;
-            details.push(format!("{compute:?} {name}: {bits}"));
-        }
-    }
-    let detail = details.join("; ");
-    if all_same { Ok(detail) } else { Err(detail) }
+    let case = Case::of_images(recipe);
+    let formats = [Compute::Fp32, Compute::Bf16, Compute::Fp16];
+    all(formats.into_iter().flat_map(|compute| {
+        let plain = computing(&case, compute);
+        let fused = fused(&plain);
+        [("plain", plain), ("fused", fused)]
+            .map(|(name, case)| (format!("{compute:?} {name}"), same_bits(&case, device)))
+    }))
+}
+
+/// The details of several results; a failure if one of them failed.
+fn all(
+    results: impl IntoIterator<Item = (String, Result<String, String>)>,
+) -> Result<String, String> {
+    let mut all_pass = true;
+    let details = results.into_iter().map(|(name, result)| {
+        all_pass &= result.is_ok();
+        let (Ok(detail) | Err(detail)) = result;
+        format!("{name}: {detail}")
+    });
+    let detail = details.collect::<Vec<_>>().join("; ");
+    if all_pass { Ok(detail) } else { Err(detail) }
 }
 
 /// Checks that a repeated computation gives the same bits, which bit-identical continuation requires.
-fn same_bits(recipe: &JobSpec, gpu: Device) -> Result<String, String> {
-    let (first, second) = (gradient(recipe, gpu)?, gradient(recipe, gpu)?);
+fn same_bits(case: &Case, device: Device) -> Result<String, String> {
+    let (first, second) = (gradient(case, device)?, gradient(case, device)?);
     let bits = |values: &[f32]| values.iter().map(|value| value.to_bits()).collect::<Vec<_>>();
     let other = bits(&first).iter().zip(bits(&second)).filter(|(a, b)| *a != b).count();
     let detail = format!("{other} of {} values of the gradient differ", first.len());
@@ -247,11 +289,9 @@ fn same_bits(recipe: &JobSpec, gpu: Device) -> Result<String, String> {
 
 /// Runs steps like the step loop and counts the host's waits in calls to CUDA. The only wait allowed is the one for the
 /// sums of the previous step, when the work of the next step is queued already. Counts the kernels too.
-fn no_wait(recipe: &JobSpec, gpu: Device) -> Result<String, String> {
+fn no_wait(case: &Case, gpu: Device) -> Result<String, String> {
     const STEPS: u64 = 5;
-    let mut learner = TorchLearner::new(recipe, &InputType::Image, gpu).map_err(text)?;
-    let batch = synthetic_batch(recipe.train.global_batch, recipe.train.resolution);
-    let scale = 1.0 / batch.len() as f32;
+    let mut learner = case.learner(gpu).map_err(text)?;
     let mut calls = None;
     let mut leaves = vec![learner.new_leaf().map_err(text)?, learner.new_leaf().map_err(text)?];
     let mut unread: Option<TorchLeaf> = None;
@@ -262,8 +302,8 @@ fn no_wait(recipe: &JobSpec, gpu: Device) -> Result<String, String> {
             calls = Some(CudaCalls::start(device).map_err(text)?);
         }
         let mut leaf = leaves.pop().ok_or("no leaf is free")?;
-        learner.gradient(&batch, scale, &mut leaf).map_err(text)?;
-        learner.prefetch(&batch).map_err(text)?;
+        learner.gradient(&case.batch, case.scale(), &mut leaf).map_err(text)?;
+        learner.prefetch(&case.batch).map_err(text)?;
         leaf.set_vote([0.0; 4]).map_err(text)?;
         if let Some(mut before) = unread.take() {
             before.tail().map_err(text)?;
@@ -291,8 +331,8 @@ fn no_wait(recipe: &JobSpec, gpu: Device) -> Result<String, String> {
 
 /// Checks that a copy has the state of the moment when it was taken, although the state changes before the copy is
 /// read.
-fn state_copy(recipe: &JobSpec, gpu: Device) -> Result<String, String> {
-    let mut learner = TorchLearner::new(recipe, &InputType::Image, gpu).map_err(text)?;
+fn state_copy(case: &Case, gpu: Device) -> Result<String, String> {
+    let mut learner = case.learner(gpu).map_err(text)?;
     let state = |learner: &mut TorchLearner| -> Result<Vec<Vec<f32>>, String> {
         let regions = learner.regions().into_iter().filter(|region| region.frozen.is_none());
         regions.map(|region| region.buffer.to_host().map_err(text)).collect()
@@ -320,16 +360,16 @@ fn state_copy(recipe: &JobSpec, gpu: Device) -> Result<String, String> {
 /// Compares the gradients with and without our own kernels on one device, and checks that our kernels give the same
 /// bits when repeated. In bf16 and fp16 both are inexact and round differently: ours may be twice as far from fp32 as
 /// the plain ones.
-fn same_if_fused(recipe: &JobSpec, device: Device) -> Result<String, String> {
-    let state = trained_state(recipe, device)?;
-    let gradient = |recipe: &JobSpec| gradient_at(recipe, device, &state);
-    let exact = gradient(recipe)?;
+fn same_if_fused(case: &Case, device: Device) -> Result<String, String> {
+    let state = trained_state(case, device)?;
+    let gradient = |case: &Case| gradient_at(case, device, &state);
+    let exact = gradient(case)?;
     let mut details = Vec::new();
     for compute in [Compute::Fp32, Compute::Bf16, Compute::Fp16] {
-        let recipe = computing(recipe, compute);
-        let fused = fused(&recipe);
-        let distance = |recipe| gradient(recipe).map(|found| difference(&found, &exact));
-        let (plain, found) = (distance(&recipe)?, distance(&fused)?);
+        let case = computing(case, compute);
+        let fused = fused(&case);
+        let distance = |case| gradient(case).map(|found| difference(&found, &exact));
+        let (plain, found) = (distance(&case)?, distance(&fused)?);
         let limit = if compute == Compute::Fp32 { MAX_DIFFERENCE } else { 2.0 * plain };
         let detail = format!("{compute:?} {found:.1e} from fp32, plain {plain:.1e}");
         // NaN is a failure.
@@ -343,14 +383,12 @@ fn same_if_fused(recipe: &JobSpec, device: Device) -> Result<String, String> {
 }
 
 /// Compares weights, momentum and average after one update from the same gradient, in one fused kernel and in several.
-fn same_update(recipe: &JobSpec, device: Device) -> Result<String, String> {
-    let updated = |recipe: &JobSpec| -> Result<Vec<f32>, baton_trainer::learner::Error> {
-        let mut plain = TorchLearner::new(&averaging(recipe, false), &InputType::Image, device)?;
+fn same_update(case: &Case, device: Device) -> Result<String, String> {
+    let updated = |case: &Case| -> Result<Vec<f32>, baton_trainer::learner::Error> {
+        let mut plain = averaging(case, false).learner(device)?;
         let mut leaf = plain.new_leaf()?;
-        let batch = synthetic_batch(recipe.train.global_batch, recipe.train.resolution);
-        plain.gradient(&batch, 1.0 / batch.len() as f32, &mut leaf)?;
-        let fused = averaging(recipe, recipe.precision.fused);
-        let mut learner = TorchLearner::new(&fused, &InputType::Image, device)?;
+        plain.gradient(&case.batch, case.scale(), &mut leaf)?;
+        let mut learner = averaging(case, case.recipe.precision.fused).learner(device)?;
         learner.measure(&mut leaf)?;
         learner.update(&mut leaf, &Update { step: Step(0), lr: 0.1, micro_batches: 1 })?;
         let mut state = Vec::new();
@@ -364,33 +402,32 @@ fn same_update(recipe: &JobSpec, device: Device) -> Result<String, String> {
         }
         Ok(state)
     };
-    let plain = updated(recipe).map_err(text)?;
-    let found = updated(&fused(recipe)).map_err(text)?;
+    let plain = updated(case).map_err(text)?;
+    let found = updated(&fused(case)).map_err(text)?;
     let difference = difference(&found, &plain);
     let detail = format!("{} values, difference {difference:.1e} of the norm", plain.len());
     if difference.is_nan() || difference > MAX_UPDATE_DIFFERENCE {
         return Err(detail);
     }
     for compute in [Compute::Bf16, Compute::Fp16] {
-        same_working_copy(&fused(&computing(recipe, compute)), device)
+        same_working_copy(&fused(&computing(case, compute)), device)
             .map_err(|problem| format!("{detail}; {compute:?}: {problem}"))?;
     }
     Ok(detail)
 }
 
 /// Checks that the update casts the weights to the same bits as libtorch.
-fn same_working_copy(recipe: &JobSpec, device: Device) -> Result<(), String> {
-    let mut learner = TorchLearner::new(recipe, &InputType::Image, device).map_err(text)?;
+fn same_working_copy(case: &Case, device: Device) -> Result<(), String> {
+    let mut learner = case.learner(device).map_err(text)?;
     let mut leaf = learner.new_leaf().map_err(text)?;
-    let batch = synthetic_batch(recipe.train.global_batch, recipe.train.resolution);
-    learner.gradient(&batch, 1.0 / batch.len() as f32, &mut leaf).map_err(text)?;
+    learner.gradient(&case.batch, case.scale(), &mut leaf).map_err(text)?;
     learner.measure(&mut leaf).map_err(text)?;
     let update = Update { step: Step(0), lr: 0.1, micro_batches: 1 };
     learner.update(&mut leaf, &update).map_err(text)?;
-    let by_us = learner.logits(&batch, BatchNormMode::Evaluation).map_err(text)?;
+    let by_us = learner.logits(&case.batch, BatchNormMode::Evaluation).map_err(text)?;
     // Borrowing the regions marks the weights as changed, so libtorch casts them again.
     learner.regions();
-    let by_torch = learner.logits(&batch, BatchNormMode::Evaluation).map_err(text)?;
+    let by_torch = learner.logits(&case.batch, BatchNormMode::Evaluation).map_err(text)?;
     match by_us.f_equal(&by_torch) {
         Ok(true) => Ok(()),
         Ok(false) => Err("the bits of the working copy differ from libtorch's cast".to_owned()),
@@ -398,27 +435,27 @@ fn same_working_copy(recipe: &JobSpec, device: Device) -> Result<(), String> {
     }
 }
 
-/// The recipe in another number format. The loss scale is 1, so that gradients can be compared.
-fn computing(recipe: &JobSpec, compute: Compute) -> JobSpec {
-    let mut recipe = recipe.clone();
-    recipe.precision.compute = compute;
-    recipe.precision.loss_scale.initial = 1.0;
-    recipe
+/// The same in another number format. The loss scale is 1, so that gradients can be compared.
+fn computing(case: &Case, compute: Compute) -> Case {
+    let mut case = case.clone();
+    case.recipe.precision.compute = compute;
+    case.recipe.precision.loss_scale.initial = 1.0;
+    case
 }
 
-fn fused(recipe: &JobSpec) -> JobSpec {
-    let mut recipe = recipe.clone();
-    recipe.precision.fused = true;
-    recipe
+fn fused(case: &Case) -> Case {
+    let mut case = case.clone();
+    case.recipe.precision.fused = true;
+    case
 }
 
-/// The recipe with clipping and averaging, so that an update has all its parts.
-fn averaging(recipe: &JobSpec, fused: bool) -> JobSpec {
-    let mut recipe = recipe.clone();
-    recipe.precision.fused = fused;
-    recipe.train.clip_grad_norm = Some(0.1);
-    recipe.ema = Some(spec::Ema { decay: 0.9, every_steps: 1 });
-    recipe
+/// The same with clipping and averaging, so that an update has all its parts.
+fn averaging(case: &Case, fused: bool) -> Case {
+    let mut case = case.clone();
+    case.recipe.precision.fused = fused;
+    case.recipe.train.clip_grad_norm = Some(0.1);
+    case.recipe.ema = Some(spec::Ema { decay: 0.9, every_steps: 1 });
+    case
 }
 
 /// Values of a learner's regions, by name.
@@ -426,17 +463,16 @@ type RegionValues = BTreeMap<&'static str, Vec<f32>>;
 
 /// A learner after some steps on one batch, and the losses before each.
 fn trained(
-    recipe: &JobSpec,
+    case: &Case,
     device: Device,
     steps: u64,
 ) -> Result<(TorchLearner, Vec<f64>), baton_trainer::learner::Error> {
-    let mut learner = TorchLearner::new(recipe, &InputType::Image, device)?;
+    let mut learner = case.learner(device)?;
     let mut leaf = learner.new_leaf()?;
-    let batch = synthetic_batch(recipe.train.global_batch, recipe.train.resolution);
     let mut losses = Vec::new();
     for step in 0..steps {
-        let loss = learner.gradient(&batch, 1.0 / batch.len() as f32, &mut leaf)?;
-        losses.push(loss.value()? / batch.len() as f64);
+        let loss = learner.gradient(&case.batch, case.scale(), &mut leaf)?;
+        losses.push(loss.value()? * f64::from(case.scale()));
         learner.measure(&mut leaf)?;
         let update = Update { step: Step(step), lr: 0.01, micro_batches: 1 };
         learner.update(&mut leaf, &update)?;
@@ -445,28 +481,27 @@ fn trained(
 }
 
 /// A state after a few steps, in which no parameter's gradient is zero.
-fn trained_state(recipe: &JobSpec, device: Device) -> Result<RegionValues, String> {
-    let (mut learner, _) = trained(recipe, device, 5).map_err(text)?;
+fn trained_state(case: &Case, device: Device) -> Result<RegionValues, String> {
+    let (mut learner, _) = trained(case, device, 5).map_err(text)?;
     let values = |region: Region<'_>| Ok((region.name, region.buffer.to_host().map_err(text)?));
     learner.regions().into_iter().map(values).collect()
 }
 
 /// The gradient of one batch, computed by a new learner with its initial weights.
-fn gradient(recipe: &JobSpec, device: Device) -> Result<Vec<f32>, String> {
-    gradient_at(recipe, device, &RegionValues::new())
+fn gradient(case: &Case, device: Device) -> Result<Vec<f32>, String> {
+    gradient_at(case, device, &RegionValues::new())
 }
 
 /// The gradient of one batch, computed by a new learner from a state of [`trained_state`].
-fn gradient_at(recipe: &JobSpec, device: Device, state: &RegionValues) -> Result<Vec<f32>, String> {
-    let mut learner = TorchLearner::new(recipe, &InputType::Image, device).map_err(text)?;
+fn gradient_at(case: &Case, device: Device, state: &RegionValues) -> Result<Vec<f32>, String> {
+    let mut learner = case.learner(device).map_err(text)?;
     for region in &mut learner.regions() {
         if let Some(values) = state.get(region.name) {
             region.buffer.copy_from_host(values).map_err(text)?;
         }
     }
     let mut leaf = learner.new_leaf().map_err(text)?;
-    let batch = synthetic_batch(recipe.train.global_batch, recipe.train.resolution);
-    learner.gradient(&batch, 1.0 / batch.len() as f32, &mut leaf).map_err(text)?;
+    learner.gradient(&case.batch, case.scale(), &mut leaf).map_err(text)?;
     let regions = learner.regions();
     let len = |name| regions.iter().find(|region| region.name == name).map(|r| r.buffer.len());
     // A leaf begins with the batch statistics. They are left out: their norm is many times the gradient's.
@@ -485,19 +520,20 @@ fn difference(found: &[f32], expected: &[f32]) -> f64 {
     distance / norm(&mut expected.iter().map(|value| f64::from(*value)))
 }
 
-fn recipe() -> Result<JobSpec, Failure> {
-    let text = r#"
-        name = "gpu-check"
-        # Otherwise the last bits of activations decide which ones ReLU passes, and the correct gradients of two devices
-        # differ by 2 %.
-        model = { arch = "resnet50", num_classes = 10, zero_init_gamma = true }
-        data = { train = "none", val = "none" }
-        train = { epochs = 1, global_batch = 32, resolution = 64, virtual_ranks = 1 }
-        optimizer = { kind = "sgd", momentum = 0.9, weight_decay = 1e-4 }
-        schedule = { kind = "constant", lr = 0.01 }
-        cluster = { device = "cuda", threads_per_rank = 8 }
-    "#;
-    let mut recipe = JobSpec::from_toml(text, &[]).map_err(exit::bad_input)?;
+const RESNET: &str = r#"
+    name = "gpu-check"
+    # Otherwise the last bits of activations decide which ones ReLU passes, and the correct gradients of two devices
+    # differ by 2 %.
+    model = { arch = "resnet50", num_classes = 10, zero_init_gamma = true }
+    data = { train = "none", val = "none" }
+    train = { epochs = 1, global_batch = 32, resolution = 64, virtual_ranks = 1 }
+    optimizer = { kind = "sgd", momentum = 0.9, weight_decay = 1e-4 }
+    schedule = { kind = "constant", lr = 0.01 }
+    cluster = { device = "cuda", threads_per_rank = 8 }
+"#;
+
+fn parse(recipe: &str) -> Result<JobSpec, Failure> {
+    let mut recipe = JobSpec::from_toml(recipe, &[]).map_err(exit::bad_input)?;
     recipe.cluster.device = spec::DeviceChoice::Cuda;
     Ok(recipe)
 }
@@ -533,23 +569,38 @@ mod tests {
         assert!(difference(&[f32::NAN, 4.0], &[3.0, 4.0]).is_nan());
     }
 
-    #[test]
-    fn repeated_gradient_has_the_same_bits() {
-        let mut recipe = recipe().unwrap();
+    /// Small images for a network on the CPU.
+    fn images(arch: &str) -> Case {
+        let mut recipe = parse(RESNET).unwrap();
+        recipe.model.arch = spec::Arch::named(arch).unwrap();
         (recipe.train.global_batch, recipe.train.resolution) = (4, 32);
         recipe.cluster.threads_per_rank = 1;
-        let found = same_bits(&recipe, Device::Cpu).unwrap();
+        Case::of_images(recipe)
+    }
+
+    #[test]
+    fn repeated_gradient_has_the_same_bits() {
+        let found = same_bits(&images("resnet50"), Device::Cpu).unwrap();
         assert!(found.starts_with("0 of 23528522 "), "{found}");
     }
 
     #[test]
     fn fused_kernels_pass_their_checks_on_the_cpu() {
-        let mut recipe = recipe().unwrap();
-        recipe.model.arch = spec::Arch::named("resnet18").unwrap();
-        (recipe.train.global_batch, recipe.train.resolution) = (4, 32);
-        recipe.cluster.threads_per_rank = 1;
-        let found = same_if_fused(&recipe, Device::Cpu).unwrap();
+        let case = images("resnet18");
+        let found = same_if_fused(&case, Device::Cpu).unwrap();
         assert_eq!(found.matches("twice: 0 of 11181642 ").count(), 3, "{found}");
-        same_update(&recipe, Device::Cpu).unwrap();
+        same_update(&case, Device::Cpu).unwrap();
+    }
+
+    #[test]
+    fn language_models_pass_their_checks_on_the_cpu() {
+        let size = language::Size { hidden: 32, lengths: &[17, 1, 5, 12], threads: 1 };
+        let models = language::Models::write(size).unwrap();
+        let found = language::same_bits_in_all(&models, Device::Cpu).unwrap();
+        assert_eq!(found.matches(": 0 of ").count(), 12, "{found}");
+        let found = language::near_fp32(&models, Device::Cpu).unwrap();
+        assert_eq!(found.matches(" from fp32").count(), 4, "{found}");
+        // Rounding changes something.
+        assert!(!found.contains(" 0.0e0 from"), "{found}");
     }
 }
