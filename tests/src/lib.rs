@@ -232,7 +232,8 @@ impl Cluster {
         let line = in_time("the coordinator serves", lines.next_line()).await.expect("its output");
         let address =
             line.unwrap_or_else(|| panic!("the coordinator ended:\n{}", self.log("coordinator")));
-        self.url = format!("http://{address}");
+        let scheme = if flags.contains(&"--tls-cert") { "https" } else { "http" };
+        self.url = format!("{scheme}://{address}");
         self.coordinator = Some(child);
     }
 

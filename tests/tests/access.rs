@@ -18,6 +18,7 @@ use baton_proto::DESCRIPTORS;
 use baton_tests::{Cluster, binary};
 use prost::Message;
 use prost_types::FileDescriptorSet;
+use serde_json::Value;
 use tonic::{Code, Request, client::Grpc, codegen::http::uri::PathAndQuery, transport::Endpoint};
 use tonic_prost::ProstCodec;
 
@@ -98,7 +99,7 @@ async fn every_call_is_refused_without_a_token_with_a_wrong_one_and_with_one_of_
     let mut flags = secured(&certs);
     flags.extend(["--listen".to_owned(), "0.0.0.0:0".to_owned()]);
     cluster.start_coordinator(&flags.iter().map(String::as_str).collect::<Vec<_>>()).await;
-    let url = cluster.url().replace("http://0.0.0.0", "https://127.0.0.1");
+    let url = cluster.url().replace("0.0.0.0", "127.0.0.1");
 
     let wrong = Token::new("an-unknown-access-token").unwrap();
     for path in calls() {
@@ -199,6 +200,59 @@ async fn a_job_of_one_command_can_be_seen_and_controlled_only_with_the_right_rol
 }
 
 #[tokio::test]
+async fn with_tls_another_node_takes_over_and_refuses_and_accepts_the_same_tokens() {
+    let (folder, store) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let certs = certs(folder.path());
+    let file = |name: &str| certs.join(name).display().to_string();
+    let mut cluster = Cluster::endless()
+        .set("checkpoint.every_steps=50")
+        .set(&format!("checkpoint.dir={}", store.path().display()));
+    let mut flags = secured(&certs);
+    flags.extend(["--host", "127.0.0.1"].map(str::to_owned));
+    cluster.start_coordinator(&flags.iter().map(String::as_str).collect::<Vec<_>>()).await;
+    flags.extend(["--tls-ca".to_owned(), file("ca.pem")]);
+    let flags: Vec<&str> = flags.iter().map(String::as_str).collect();
+    let token = [("BATON_TOKEN_FILE".to_owned(), file("agent.token"))];
+    for node in ["a", "b"] {
+        cluster.start_agent_with(node, 1, &flags, &token);
+    }
+    let ask = |arguments: &[&str], role: Option<AccessRole>| {
+        let store = store.path().display().to_string();
+        let token = role.map(|role| certs.join(format!("{role}.token")));
+        let token: Vec<_> = token.iter().map(|path| ("BATON_TOKEN_FILE", path.as_path())).collect();
+        let trust = ["--store", &store, "--tls-ca", &file("ca.pem")];
+        baton(&[arguments, &trust].concat(), &token)
+    };
+    let step = async |cluster: &Cluster| {
+        let status = ask(&["status", "--json"], Some(AccessRole::Viewer)).stdout;
+        let status: Value = serde_json::from_slice(&status).ok()?;
+        let is_renewed = cluster.lease().is_some_and(|lease| lease.renewals > 1);
+        let trains = status["phase"] == "training" && status["ranks"].as_array()?.len() == 2;
+        if trains && is_renewed { status["latest"]["step"].as_u64() } else { None }
+    };
+    let before = cluster.until("all train", async || step(&cluster).await).await;
+    let first = cluster.lease().unwrap().number;
+    cluster.kill_coordinator().await;
+
+    let other = async || cluster.lease().filter(|lease| lease.number > first);
+    let lease = cluster.until("another coordinator takes over", other).await;
+    assert!(lease.address.as_ref().unwrap().starts_with("https://"), "{lease:?}");
+    let later = async || step(&cluster).await.filter(|step| *step > before);
+    cluster.until("the ranks train on", later).await;
+    for (role, problem) in [(None, "BATON_TOKEN_FILE"), (Some(AccessRole::Viewer), "operator")] {
+        let refused = ask(&["drain"], role);
+        assert_eq!(refused.status.code(), Some(i32::from(exit::BAD_INPUT)), "{refused:?}");
+        assert!(stderr(&refused).contains(problem), "{}", stderr(&refused));
+    }
+    let drained = ask(&["drain"], Some(AccessRole::Operator));
+    assert!(drained.status.success(), "{}", stderr(&drained));
+    for _ in 0..2 {
+        let ended = cluster.agent_ends(0).await;
+        assert_eq!(ended.code(), Some(i32::from(exit::DRAINED)), "{}", cluster.log("agent"));
+    }
+}
+
+#[tokio::test]
 async fn a_wrong_client_certificate_is_named_as_such() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
     let [known, unknown] = folders.each_ref().map(|folder| certs(folder.path()));
@@ -207,7 +261,7 @@ async fn a_wrong_client_certificate_is_named_as_such() {
     let mut flags = secured(&known);
     flags.extend(["--tls-client-ca".to_owned(), file(&known, "ca.pem")]);
     cluster.start_coordinator(&flags.iter().map(String::as_str).collect::<Vec<_>>()).await;
-    let url = cluster.url().replace("http://", "https://");
+    let url = cluster.url();
     let (ca, token) = (file(&known, "ca.pem"), known.join("viewer.token"));
     let ask = |client: &[&str]| {
         let status = ["status", "--coordinator", &url, "--tls-ca", &ca];

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use baton_job::exit;
 use baton_proto::v1::{get_status_response::Phase, watch_events_response::Kind};
-use baton_tests::{Cluster, binary, in_time, kill, stop, wake};
+use baton_tests::{Cluster, binary, children, in_time, interrupt, kill, stop, wake};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 /// A run whose checkpoints are outside of the run folder, with a coordinator and a rank on each of three nodes.
@@ -112,4 +112,65 @@ async fn a_coordinator_that_was_only_suspended_ends_when_it_has_been_replaced() 
     assert_eq!(same, generation, "the ranks train on");
     cluster.end().await;
     cluster.assert_undisturbed_bits().await;
+}
+
+/// A job of `baton up` and another agent whose coordinator was suspended, so that another one has taken over.
+async fn replaced_coordinator_of_up(store: &tempfile::TempDir) -> (Cluster, tokio::process::Child) {
+    let mut cluster = Cluster::endless()
+        .set("checkpoint.every_steps=50")
+        .set(&format!("checkpoint.dir={}", store.path().display()));
+    let mut up = cluster.up(&["--host", "127.0.0.1"].map(str::to_owned), &[]);
+    cluster.served_by(&up).await;
+    cluster.start_agent_with("b", 1, &["--host", "127.0.0.1"], &[]);
+    train(&cluster, 3).await;
+    let coordinators = children(up.id().unwrap()).into_iter().filter(|pid| {
+        let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        command.contains("baton-coordinator")
+    });
+    let coordinator = coordinators.last().expect("its coordinator");
+    stop(coordinator);
+    cluster.taken_over(2).await;
+    wake(coordinator);
+    let note = "another one has taken over: the job goes on at ";
+    let look = async || cluster.log("up").contains(note).then_some(());
+    cluster.until(note, look).await;
+    train(&cluster, 3).await;
+    assert_eq!(up.try_wait().unwrap(), None, "{}", cluster.log("up"));
+    (cluster, up)
+}
+
+/// Runs a command for the coordinator that the store names.
+fn call(command: &str, store: &tempfile::TempDir) {
+    let ended = Command::new(binary("baton")).args([command, "--store"]).arg(store.path()).output();
+    assert!(ended.as_ref().unwrap().status.success(), "{ended:?}");
+}
+
+#[tokio::test]
+async fn up_goes_on_with_the_coordinator_that_has_taken_over_until_the_job_ends() {
+    let store = tempfile::tempdir().unwrap();
+    let (cluster, mut up) = replaced_coordinator_of_up(&store).await;
+    call("stop", &store);
+    let ended = in_time("`baton up` ends", up.wait()).await.unwrap();
+    assert_eq!(ended.code(), Some(i32::from(exit::STOPPED)), "{}", cluster.log("up"));
+}
+
+#[tokio::test]
+async fn ctrl_c_of_up_leaves_a_job_that_another_coordinator_serves() {
+    let store = tempfile::tempdir().unwrap();
+    let (mut cluster, mut up) = replaced_coordinator_of_up(&store).await;
+    interrupt(up.id().unwrap());
+    let ended = in_time("`baton up` ends", up.wait()).await.unwrap();
+    assert_eq!(ended.code(), Some(i32::from(exit::DRAINED)), "{}", cluster.log("up"));
+    assert!(cluster.log("up").contains("this machine has left the job"), "{}", cluster.log("up"));
+    // If its agent served the job, that of the other node does now.
+    let goes_on = async || {
+        let mut status = Command::new(binary("baton"));
+        let output = status.args(["status", "--json", "--store"]).arg(store.path()).output();
+        let status: serde_json::Value = serde_json::from_slice(&output.ok()?.stdout).ok()?;
+        (status["phase"] == "training" && status["ranks"].as_array()?.len() == 1).then_some(())
+    };
+    cluster.until("the other node trains on", goes_on).await;
+    call("drain", &store);
+    let ended = cluster.agent_ends(0).await;
+    assert_eq!(ended.code(), Some(i32::from(exit::DRAINED)), "{}", cluster.log("agent"));
 }

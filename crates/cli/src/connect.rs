@@ -179,22 +179,32 @@ fn of_run(run_dir: &Path, endpoint: &EndpointFile, path: &Path) -> Result<Addres
     )))
 }
 
-/// The address in the newest lease of a checkpoint store.
-fn of_store(location: &str) -> Result<Address, Failure> {
+/// The newest lease of a checkpoint store.
+fn read_lease(location: &str) -> Result<Option<CoordinatorLease>, Failure> {
     let read = || Store::open_existing(location)?.lease();
     // A store blocks, which is not allowed on an async thread.
     let read = thread::scope(|scope| scope.spawn(read).join());
     let lease = read.map_err(|_| failed("reading the lease panicked; this is a bug"))?;
-    let lease = lease.map_err(|error| match error.is_bad_input() {
+    lease.map_err(|error| match error.is_bad_input() {
         true => bad_input(format!("--store: {error}")),
         false => failed(format!("--store: {error}")),
-    })?;
+    })
+}
+
+/// The address in the newest lease of a checkpoint store.
+fn of_store(location: &str) -> Result<Address, Failure> {
+    let lease = read_lease(location)?;
     let lease = lease.ok_or_else(|| {
         failed(format!(
             "{location} does not say where its coordinator is: no job with its run folder elsewhere has trained there; \
              give --coordinator or --run-dir"
         ))
     })?;
+    of_lease(location, lease)
+}
+
+/// The address in a lease of a checkpoint store.
+fn of_lease(location: &str, lease: CoordinatorLease) -> Result<Address, Failure> {
     if lease.host.is_empty() {
         return Err(failed(format!(
             "{location} does not say where its coordinator is: the lease {} is empty or damaged; give --coordinator or \
@@ -285,6 +295,32 @@ impl Coordinator {
         }
         let found = Self::at(address, &credentials)?;
         Ok(Self { store: Some((location.to_owned(), credentials)), ..found })
+    }
+
+    /// The coordinator on another machine that has taken over from the one of the run folder with this identity; `None` if
+    /// none has.
+    pub(crate) async fn that_took_over(
+        location: String,
+        identity: &str,
+        credentials: &ClientCredentials,
+    ) -> Result<Option<Self>, Failure> {
+        let read = {
+            let location = location.clone();
+            tokio::task::spawn_blocking(move || read_lease(&location))
+        };
+        let Ok(Ok(lease)) = tokio::time::timeout(FIND_TIMEOUT, read).await else { return Ok(None) };
+        match lease? {
+            Some(lease) if lease.folder != identity && !lease.over => {
+                let address = of_lease(&location, lease)?;
+                Self::named_by(address, &location, credentials.clone()).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Where it is.
+    pub(crate) fn address(&self) -> &Address {
+        &self.address
     }
 
     /// Finds the coordinator that has taken over since, if a store said where the last one was.

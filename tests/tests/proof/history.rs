@@ -1,5 +1,7 @@
 //! Strikes the faults of a history, one after the other, and waits until each has had its effect.
 
+use std::time::Instant;
+
 use baton_fake_s3::Fault as StoreFault;
 use baton_job::exit;
 use baton_proto::v1::{
@@ -23,13 +25,15 @@ const CLOCK_SECONDS: [i64; HOSTS] = [-400, 500, 700];
 /// Plays a history to the end of the epoch that it comes to.
 pub(crate) async fn run(recipe: &str, faults: &[Fault]) -> Outcome {
     let mut world = World::start(recipe, WORLDS[0]).await;
+    let start = Instant::now();
     let mut generation = 0;
     for (number, fault) in faults.iter().enumerate() {
         let (now, step) = world.all_train(generation).await;
         world.replaced_coordinator_ends().await;
         // A fault comes at any moment of a step.
         tokio::time::sleep(fault.after).await;
-        println!("{}: {fault} at step {step} of generation {now}", number + 1);
+        let (number, seconds) = (number + 1, start.elapsed().as_secs_f64());
+        println!("{number}: {fault} at step {step} of generation {now}, after {seconds:.1} s");
         generation = strike(&mut world, *fault, now).await;
     }
     world.all_train(generation).await;

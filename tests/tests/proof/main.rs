@@ -24,7 +24,7 @@ mod history;
 mod namespaces;
 mod world;
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, path::Path, time::Instant};
 
 use baton_data::{
     Mode,
@@ -129,8 +129,12 @@ async fn a_history_inside_the_namespaces() {
     write_images(&folder.path().join("train.beton"), 96);
     write_images(&folder.path().join("val.beton"), 24);
     let recipe = RECIPE.replace("IMAGES", &folder.path().display().to_string());
+    let start = Instant::now();
     let disturbed = history::run(&recipe, &faults).await;
+    let until_end = start.elapsed().as_secs_f64();
     assert_same(&disturbed, &quiet(&recipe, &QUIET, disturbed.epochs).await);
+    let all = start.elapsed().as_secs_f64();
+    println!("{until_end:.0} s with faults, {:.0} s without", all - until_end);
 }
 
 /// Noise of which each class has another brightness.

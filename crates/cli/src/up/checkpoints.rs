@@ -47,7 +47,7 @@ pub(super) async fn newest(spec: &JobSpec, run_dir: &Path) -> Result<Option<Stri
 }
 
 /// Location of the checkpoints of a job, by the rule of the coordinator.
-fn own_store(spec: &JobSpec, run_dir: &Path) -> String {
+pub(super) fn own_store(spec: &JobSpec, run_dir: &Path) -> String {
     match spec.checkpoint.dir.as_str() {
         "" => run_dir.join(CHECKPOINTS).display().to_string(),
         dir => dir.to_owned(),

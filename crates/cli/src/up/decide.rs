@@ -51,6 +51,11 @@ pub(super) fn after(child: ChildKind, exit: Exit) -> NextAction {
     }
 }
 
+/// Whether the coordinator may have ended because another one has taken over, as the store then says.
+pub(super) fn may_be_replaced(child: ChildKind, exit: Exit) -> bool {
+    child == ChildKind::Coordinator && exit == Exit::Code(i32::from(BAD_INPUT))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

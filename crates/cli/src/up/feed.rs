@@ -63,11 +63,11 @@ pub(super) async fn statuses(mut coordinator: Coordinator, queue: Queue) {
     }
 }
 
-/// Sends new events to the queue until the queue is closed. Events before `since`, from earlier runs of the job, are
-/// skipped.
-pub(super) async fn events(coordinator: Coordinator, since: SystemTime, queue: Queue) {
+/// Sends events with greater ids than `after` to the queue until the queue is closed. Events before `since`, from earlier
+/// runs of the job, are skipped.
+pub(super) async fn events(coordinator: Coordinator, after: u64, since: SystemTime, queue: Queue) {
     let since = since.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-    let mut events = coordinator.events(0);
+    let mut events = coordinator.events(after);
     while !queue.is_closed() {
         if let Ok(event) = events.next(Duration::ZERO).await {
             if u128::from(event.unix_millis) >= since {

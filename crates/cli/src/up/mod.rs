@@ -15,7 +15,9 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use baton_access::{AccessRole, ServerFiles, TOKEN_VARIABLE, TlsFiles, Token, tokens};
+use baton_access::{
+    AccessRole, ClientCredentials, ServerFiles, TOKEN_VARIABLE, TlsFiles, Token, tokens,
+};
 use baton_job::{
     Time,
     exit::{self, Failure, Outcome},
@@ -27,6 +29,7 @@ use rustix::process::Signal;
 use tokio::{
     process::Command,
     sync::mpsc::{self, UnboundedReceiver},
+    task::AbortHandle,
 };
 
 use self::{
@@ -173,8 +176,21 @@ struct Up {
     stop_request: StopRequest,
     /// When the coordinator last answered.
     last_answer: Time,
+    /// The newest event that was shown.
+    last_event: u64,
     /// The last note about a restart, until the coordinator answers: the same is not said again.
     last_restart_note: String,
+}
+
+/// The coordinator that serves the job, and what it tells the queue.
+struct Served {
+    coordinator: Coordinator,
+    credentials: ClientCredentials,
+    /// When this command was started.
+    since: SystemTime,
+    feeds: [AbortHandle; 2],
+    /// Whether it has taken over from that of this command, which then is an agent among others.
+    is_elsewhere: bool,
 }
 
 /// Whether the user has asked to stop the job.
@@ -223,6 +239,7 @@ impl Up {
             outcome: None,
             stop_request: StopRequest::NotRequested,
             last_answer: Time(0),
+            last_event: 0,
             last_restart_note: String::new(),
         })
     }
@@ -233,7 +250,7 @@ impl Up {
         let address = Address::of_endpoint(&endpoint, &EndpointFile::path(&self.run_dir));
         let operator = self.args.token(AccessRole::Operator)?;
         let credentials = self.args.tls.credentials(operator.as_ref()).map_err(bad_input)?;
-        let coordinator = Coordinator::at(address.clone(), &credentials)?;
+        let coordinator = Coordinator::at(address, &credentials)?;
 
         let status = coordinator.clone().status().await?;
         self.began_after = status.generation;
@@ -243,17 +260,16 @@ impl Up {
             return Ok(self.report_earlier_end(&outcome).await);
         }
 
-        let (run_dir, url) = (self.run_dir.display(), address.url());
+        let (run_dir, url) = (self.run_dir.display(), coordinator.address().url());
         let note = format!(
             "the coordinator of {run_dir} serves at {url}: open this URL in a browser, or run `baton top`"
         );
         self.display.note(&note);
-        tokio::spawn(feed::statuses(coordinator.clone(), self.queue.clone()));
-        tokio::spawn(feed::events(coordinator.clone(), since, self.queue.clone()));
-        self.start_agent(&address)?;
+        let served = self.serve_by(coordinator, credentials, since);
+        self.start_agent(&served)?;
         // A restarted coordinator must use the same port, because agents reconnect to it.
         let listen = SocketAddr::new(self.args.listen.ip(), endpoint.address.port());
-        match self.supervise(&coordinator, &address, listen).await? {
+        match self.supervise(served, listen).await? {
             SupervisionEnd::JobEnded(outcome) => {
                 let text = self.end_text(&outcome);
                 self.display.end(outcome.exit_code(), self.status.as_ref(), &text);
@@ -269,8 +285,7 @@ impl Up {
 
     async fn supervise(
         &mut self,
-        coordinator: &Coordinator,
-        address: &Address,
+        mut served: Served,
         listen: SocketAddr,
     ) -> Result<SupervisionEnd, Failure> {
         loop {
@@ -284,16 +299,19 @@ impl Up {
             }
             match self.next().await {
                 Input::Status(status) => self.handle_status(*status),
-                Input::Event(event) => self.display.event(&event),
-                Input::Signal(name) => self.handle_signal(name, coordinator),
-                Input::Ended(kind, exit) => self.handle_exit(kind, exit, coordinator).await?,
+                Input::Event(event) => {
+                    self.last_event = event.id;
+                    self.display.event(&event);
+                }
+                Input::Signal(name) => self.handle_signal(name, &served),
+                Input::Ended(kind, exit) => self.handle_exit(kind, exit, &mut served).await?,
                 Input::Restart(_) if self.is_ending() => {}
                 Input::Restart(ChildKind::Coordinator) => {
                     let began_after = self.began_after;
                     self.spawn_coordinator(listen, CoordinatorStart::Restart { began_after })?;
-                    self.request_drain(coordinator);
+                    self.request_drain(&served);
                 }
-                Input::Restart(ChildKind::Agent) => self.start_agent(address)?,
+                Input::Restart(ChildKind::Agent) => self.start_agent(&served)?,
                 Input::AnswerTimeout => self.drain_without_answer(),
                 Input::ExitTimeout => self.kill(),
             }
@@ -348,10 +366,72 @@ impl Up {
         self.start(ChildKind::Coordinator, command)
     }
 
+    // ---- another coordinator ----
+
+    /// The job as this coordinator serves it, which is told to the queue.
+    fn serve_by(
+        &self,
+        coordinator: Coordinator,
+        credentials: ClientCredentials,
+        since: SystemTime,
+    ) -> Served {
+        let queue = || self.queue.clone();
+        let statuses = feed::statuses(coordinator.clone(), queue());
+        let events = feed::events(coordinator.clone(), self.last_event, since, queue());
+        let feeds = [tokio::spawn(statuses), tokio::spawn(events)].map(|feed| feed.abort_handle());
+        Served { coordinator, credentials, since, feeds, is_elsewhere: false }
+    }
+
+    /// The coordinator that has taken over while this one did not answer.
+    async fn replacement(&mut self, served: &Served) -> Option<Coordinator> {
+        let identity = std::fs::read_to_string(self.run_dir.join("identity")).ok()?;
+        let store = checkpoints::own_store(&self.spec, &self.run_dir);
+        let found = Coordinator::that_took_over(store, identity.trim(), &served.credentials).await;
+        found.unwrap_or_else(|failure| {
+            self.display.note(&failure.message);
+            None
+        })
+    }
+
+    /// From now on this command is one of the job's agents.
+    fn follow(&mut self, other: Coordinator, served: &mut Served) {
+        let url = other.address().url();
+        self.display.note(&format!(
+            "the coordinator was away, and another one has taken over: the job goes on at {url}, with this machine"
+        ));
+        served.feeds.iter().for_each(AbortHandle::abort);
+        let next = self.serve_by(other, served.credentials.clone(), served.since);
+        *served = Served { is_elsewhere: true, ..next };
+        if self.stop_request != StopRequest::NotRequested {
+            self.leave(served);
+        }
+    }
+
+    /// Lets this machine leave a job that goes on elsewhere.
+    fn leave(&mut self, served: &Served) {
+        let url = served.coordinator.address().url();
+        self.display.note(&format!(
+            "this machine leaves, and the job goes on at {url}; `baton drain --coordinator {url}` saves and stops it"
+        ));
+        if self.agent.is_running() {
+            self.agent.signal(Signal::TERM);
+        } else {
+            self.set_left(served);
+        }
+    }
+
+    /// The outcome for this machine, once its agent has left.
+    fn set_left(&mut self, served: &Served) {
+        let url = served.coordinator.address().url();
+        let reason = format!("this machine has left the job, which goes on at {url}");
+        self.set_outcome(Outcome::Drained { reason });
+    }
+
     // ---- the agent ----
 
-    fn start_agent(&mut self, address: &Address) -> Result<(), Failure> {
-        let mut command = self.programs.agent(&self.args, &self.run_dir, address.url());
+    fn start_agent(&mut self, served: &Served) -> Result<(), Failure> {
+        let url = served.coordinator.address().url();
+        let mut command = self.programs.agent(&self.args, &self.run_dir, url);
         command.envs(self.args.tls.to_variables());
         if let Some(token) = self.args.token(AccessRole::Agent)? {
             // A token file in this command's environment belongs to a user, not to the agent.
@@ -380,12 +460,12 @@ impl Up {
         &mut self,
         kind: ChildKind,
         exit: Exit,
-        coordinator: &Coordinator,
+        served: &mut Served,
     ) -> Result<(), Failure> {
         self.child(kind).ended();
         if kind == ChildKind::Agent && !self.is_ending() {
             // An agent ends when the coordinator reports the job's end, which may not be known here yet.
-            if let Ok(status) = coordinator.clone().status().await {
+            if let Ok(status) = served.coordinator.clone().status().await {
                 self.handle_status(status);
             }
         }
@@ -396,9 +476,19 @@ impl Up {
             }
             return Ok(());
         }
+        if decide::may_be_replaced(kind, exit)
+            && let Some(other) = self.replacement(served).await
+        {
+            self.follow(other, served);
+            return Ok(());
+        }
         let result = match (decide::after(kind, exit), kind) {
+            (NextAction::Drained, ChildKind::Agent) if served.is_elsewhere => {
+                self.set_left(served);
+                Ok(())
+            }
             (NextAction::Restart, _) => self.restart(kind, exit),
-            (NextAction::Fail, ChildKind::Agent) => self.agent_failed(exit, coordinator).await,
+            (NextAction::Fail, ChildKind::Agent) => self.agent_failed(exit, served).await,
             (NextAction::Fail, ChildKind::Coordinator) => {
                 Err(child_failure(&self.coordinator, exit))
             }
@@ -422,7 +512,7 @@ impl Up {
                 Ok(())
             }
             (NextAction::Drained, ChildKind::Agent) => {
-                self.drain(coordinator, "the agent was asked to leave");
+                self.drain(served, "the agent was asked to leave");
                 Ok(())
             }
         };
@@ -433,10 +523,13 @@ impl Up {
     }
 
     /// The agent cannot take part. That ends the job, unless the coordinator has other agents.
-    async fn agent_failed(&mut self, exit: Exit, coordinator: &Coordinator) -> Result<(), Failure> {
+    async fn agent_failed(&mut self, exit: Exit, served: &Served) -> Result<(), Failure> {
         let failure = child_failure(&self.agent, exit);
+        if served.is_elsewhere {
+            return Err(failure);
+        }
         tokio::time::sleep(DETACH_TIMEOUT).await;
-        let status = coordinator.clone().status().await;
+        let status = served.coordinator.clone().status().await;
         if !status.is_ok_and(|status| status.nodes.iter().any(|node| node.attached)) {
             return Err(failure);
         }
@@ -541,9 +634,9 @@ impl Up {
         }
     }
 
-    fn handle_signal(&mut self, name: &str, coordinator: &Coordinator) {
+    fn handle_signal(&mut self, name: &str, served: &Served) {
         match self.stop_request {
-            StopRequest::NotRequested => self.drain(coordinator, &format!("{name} at `baton up`")),
+            StopRequest::NotRequested => self.drain(served, &format!("{name} at `baton up`")),
             StopRequest::Drain { since, .. }
                 if self.now().since(since) < DUPLICATE_SIGNAL_WINDOW => {}
             StopRequest::Drain { .. } | StopRequest::StopNow => {
@@ -553,22 +646,25 @@ impl Up {
         }
     }
 
-    fn drain(&mut self, coordinator: &Coordinator, reason: &str) {
+    fn drain(&mut self, served: &Served, reason: &str) {
         let reason = reason.to_owned();
         self.stop_request =
             StopRequest::Drain { since: self.now(), reason, without_coordinator: false };
-        if self.outcome.is_none() {
+        if served.is_elsewhere {
+            self.leave(served);
+        } else if self.outcome.is_none() {
             self.display.note("saving and stopping; press Ctrl-C again to stop immediately");
-            self.request_drain(coordinator);
+            self.request_drain(served);
             feed::send_later(DRAIN_ANSWER_TIMEOUT, Input::AnswerTimeout, &self.queue);
         }
     }
 
     /// Asks the coordinator to save and stop, if that is wanted. It may end before it has stored the request, and then the
     /// next one has to be asked.
-    fn request_drain(&self, coordinator: &Coordinator) {
+    fn request_drain(&self, served: &Served) {
         if let StopRequest::Drain { reason, without_coordinator: false, .. } = &self.stop_request {
-            tokio::spawn(feed::drain(coordinator.clone(), reason.clone(), self.queue.clone()));
+            let coordinator = served.coordinator.clone();
+            tokio::spawn(feed::drain(coordinator, reason.clone(), self.queue.clone()));
         }
     }
 
