@@ -42,7 +42,7 @@ def test_bad_input_is_one_line(tmp_path, monkeypatch, capsys, no_programs):
     )
 
 
-def test_a_job_that_ended_while_nobody_was_told_is_told_from_its_report(tmp_path, monkeypatch, capsys, programs):
+def test_a_job_that_ended_while_nobody_listened_is_reported_later(tmp_path, monkeypatch, capsys, programs):
     programs("baton", "echo 'error: no coordinator is running' >&2; exit 1")
     run, url = tmp_path / "run", tmp_path / "url"
     add_points(run)
@@ -51,10 +51,10 @@ def test_a_job_that_ended_while_nobody_was_told_is_told_from_its_report(tmp_path
     events = [{"id": number, "kind": kind} for number, kind in ((86, "saved"), (87, "ended"))]
     (run / "report.json").write_text(json.dumps({"status": {"name": "cats"}, "events": events}))
     (run / place_of([Webhook("https://hooks.lab.org/cats")])).write_text('{"after": 86}')
-    told = []
-    monkeypatch.setattr("baton.__main__.alert", lambda name, events, *_, **__: told.append((name, events)) or 0)
+    sent = []
+    monkeypatch.setattr("baton.__main__.alert", lambda name, events, *_, **__: sent.append((name, events)) or 0)
     assert main(["alert", str(run), "--webhook-file", str(url)]) == 0
-    assert told == [("cats", events[1:])]
+    assert sent == [("cats", events[1:])]
 
 
 def test_a_client_that_is_missing_is_named_with_its_command(tmp_path, monkeypatch, capsys, no_programs):

@@ -594,7 +594,7 @@ mod tests {
 
     #[test]
     fn language_models_pass_their_checks_on_the_cpu() {
-        let size = language::Size { hidden: 32, lengths: &[17, 1, 5, 12], threads: 1 };
+        let size = language::ModelSize { hidden: 32, lengths: &[17, 1, 5, 12], threads: 1 };
         let models = language::Models::write(size).unwrap();
         let found = language::same_bits_in_all(&models, Device::Cpu).unwrap();
         assert_eq!(found.matches(": 0 of ").count(), 12, "{found}");

@@ -23,7 +23,7 @@ use super::{
 
 /// Sizes of the models and of their texts.
 #[derive(Clone, Copy)]
-pub(super) struct Size {
+pub(super) struct ModelSize {
     /// Values of a token between the layers, a multiple of 16.
     pub(super) hidden: u64,
     /// Tokens of each text of a batch; none divides another, and one text predicts nothing.
@@ -32,7 +32,7 @@ pub(super) struct Size {
     pub(super) threads: u32,
 }
 
-impl Size {
+impl ModelSize {
     /// An odd number of token ids.
     fn vocabulary(self) -> u64 {
         8 * self.hidden - 1
@@ -40,20 +40,21 @@ impl Size {
 }
 
 /// The width of Gemma-2-2B is 2,304; libraries choose algorithms by size.
-pub(super) const FULL: Size = Size { hidden: 2048, lengths: &[700, 1, 33, 512, 258], threads: 8 };
+pub(super) const FULL: ModelSize =
+    ModelSize { hidden: 2048, lengths: &[700, 1, 33, 512, 258], threads: 8 };
 
 /// The families with their bases.
-const MODELS: [(&str, &str); 4] =
+const CHECKED_MODELS: [(&str, &str); 4] =
     [("gemma2", "auto"), ("gemma2", "nf4"), ("llama", "auto"), ("llama", "nf4")];
 
 /// The models' files, which are removed at the end.
 pub(super) struct Models {
     folder: TempDir,
-    size: Size,
+    size: ModelSize,
 }
 
 impl Models {
-    pub(super) fn write(size: Size) -> Result<Self, String> {
+    pub(super) fn write(size: ModelSize) -> Result<Self, String> {
         let folder = tempfile::Builder::new().prefix("baton-gpu-check-").tempdir().map_err(text)?;
         for family in ["gemma2", "llama"] {
             write_model(&folder.path().join(family), &config_of(family, size))?;
@@ -63,7 +64,7 @@ impl Models {
 
     /// All models, by name.
     fn cases(&self) -> Result<Vec<(String, Case)>, Failure> {
-        MODELS.into_iter().map(|(family, base)| self.case(family, base)).collect()
+        CHECKED_MODELS.into_iter().map(|(family, base)| self.case(family, base)).collect()
     }
 
     fn case(&self, family: &str, base: &str) -> Result<(String, Case), Failure> {
@@ -133,7 +134,7 @@ fn each(
 }
 
 /// A batch of texts of these lengths. The first third of each has no labels.
-fn batch(size: Size) -> Batch {
+fn batch(size: ModelSize) -> Batch {
     let vocabulary = size.vocabulary() as i64;
     let (mut tokens, mut labels) = (Vec::new(), Vec::new());
     for (text, length) in (1..).zip(size.lengths) {
@@ -148,7 +149,7 @@ fn batch(size: Size) -> Batch {
     Batch { inputs: Inputs::Tokens { tokens, lengths }, labels, samples, ..Batch::default() }
 }
 
-fn config_of(family: &str, size: Size) -> Value {
+fn config_of(family: &str, size: ModelSize) -> Value {
     let longest = size.lengths.iter().max().copied().unwrap_or_default();
     let mut config = json!({
         "model_type": family, "vocab_size": size.vocabulary(), "hidden_size": size.hidden,

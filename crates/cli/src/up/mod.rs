@@ -368,7 +368,7 @@ impl Up {
 
     // ---- another coordinator ----
 
-    /// The job as this coordinator serves it, which is told to the queue.
+    /// The job as this coordinator serves it, and its reports in the queue.
     fn serve_by(
         &self,
         coordinator: Coordinator,
