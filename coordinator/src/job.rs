@@ -397,7 +397,8 @@ impl JobLoop {
                 self.outgoing.push(OutgoingMessage::Refusal(attachment, refusal));
             }
             Action::AddPoint(measured) => {
-                self.metrics.add(unix_millis(), self.engine.generation(), measured);
+                let (job, generation) = (self.engine.origin().job, self.engine.generation());
+                self.metrics.add(unix_millis(), job, generation, measured);
             }
             Action::WriteDiagnosis(written) => {
                 // Best effort: training must not end because a file for people cannot be written.

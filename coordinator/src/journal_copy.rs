@@ -158,7 +158,10 @@ pub(crate) fn of_last_job(
     if records.is_empty() {
         // The journal is copied at the first generation, long before the first save.
         return match job_of_newest_checkpoint(store)? == Some(job) {
-            true => Err(store.damaged_journal(job, "it is gone")),
+            true => Err(store.damaged_journal(
+                job,
+                "it is not there; a job whose checkpoints are in its run folder has it in that folder",
+            )),
             false => Ok(all),
         };
     }

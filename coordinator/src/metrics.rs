@@ -13,7 +13,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use baton_job::{Generation, engine::MetricPoint};
+use baton_job::{Generation, JobId, engine::MetricPoint};
 use baton_proto::v1::{StreamMetricsResponse, stream_metrics_response::Metrics as PointMetrics};
 use baton_recipe::Step;
 use baton_telemetry::{history::History, tensorboard::EventFile};
@@ -76,15 +76,26 @@ impl JobMetrics {
         Ok(Self { commands, store })
     }
 
-    /// Adds a point.
-    pub(crate) fn add(&self, unix_millis: u64, generation: Generation, point: MetricPoint) {
+    /// Adds a point of a job.
+    pub(crate) fn add(
+        &self,
+        unix_millis: u64,
+        job: JobId,
+        generation: Generation,
+        point: MetricPoint,
+    ) {
+        let begins = matches!(point, MetricPoint::BeganAt(_));
         let metrics = match point {
             MetricPoint::BeganAt(step) => PointMetrics::BeganAt(step.0),
             MetricPoint::Step(step) => PointMetrics::Step(step.into()),
             MetricPoint::Evaluation(evaluation) => PointMetrics::Evaluation(evaluation.into()),
         };
-        let point =
-            StreamMetricsResponse { unix_millis, generation: generation.0, metrics: Some(metrics) };
+        let point = StreamMetricsResponse {
+            unix_millis,
+            generation: generation.0,
+            metrics: Some(metrics),
+            job_id: if begins { job.to_string() } else { String::new() },
+        };
         // The writer thread lives as long as `self`.
         let _ = self.commands.send(WriterCommand::Point(point));
     }

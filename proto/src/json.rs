@@ -85,28 +85,30 @@ pub(crate) struct PointJson {
     evaluation: Option<v1::EvaluatedStep>,
     #[serde(skip_serializing_if = "Option::is_none")]
     began_at: Option<u64>,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    job_id: String,
 }
 
 impl From<v1::StreamMetricsResponse> for PointJson {
     fn from(point: v1::StreamMetricsResponse) -> Self {
-        let v1::StreamMetricsResponse { unix_millis, generation, metrics } = point;
+        let v1::StreamMetricsResponse { unix_millis, generation, metrics, job_id } = point;
         let (step, evaluation, began_at) = match metrics {
             Some(Metrics::Step(step)) => (Some(step), None, None),
             Some(Metrics::Evaluation(evaluation)) => (None, Some(evaluation), None),
             Some(Metrics::BeganAt(step)) => (None, None, Some(step)),
             None => (None, None, None),
         };
-        Self { unix_millis, generation, step, evaluation, began_at }
+        Self { unix_millis, generation, step, evaluation, began_at, job_id }
     }
 }
 
 impl From<PointJson> for v1::StreamMetricsResponse {
     fn from(point: PointJson) -> Self {
-        let PointJson { unix_millis, generation, step, evaluation, began_at } = point;
+        let PointJson { unix_millis, generation, step, evaluation, began_at, job_id } = point;
         let metrics = step.map(|step| Metrics::Step(Step { metrics: step.named(), ..step }));
         let metrics = metrics.or_else(|| evaluation.map(Metrics::Evaluation));
         let metrics = metrics.or_else(|| began_at.map(Metrics::BeganAt));
-        Self { unix_millis, generation, metrics }
+        Self { unix_millis, generation, metrics, job_id }
     }
 }
 

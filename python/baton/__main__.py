@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -102,6 +103,8 @@ def _newest(run_dir: Path | None) -> Path:
 
 
 def _track(options: argparse.Namespace) -> int:
+    # An end in order lets W&B's client write what it has.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     run_dir = _newest(options.run_dir)
 
     def open_tracker(title: str, known: str | None) -> Any:
@@ -163,6 +166,8 @@ def _secret(path: Path) -> str:
         text = path.read_text(encoding="utf-8").strip()
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not a text file") from None
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}; name a file that has the secret in it") from None
     if not text:
         raise ValueError(f"{path} is empty")
     return text

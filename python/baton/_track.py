@@ -17,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 from baton._files import read_json, write_json
 from baton._job import Job
@@ -164,9 +164,12 @@ class MlflowTracker:
         except self._error as error:
             where = _without_password(self._uri)
             problem = _without_password(str(error).strip().partition("\n")[0])[:300]
-            raise TrackerUnavailableError(
-                f"MLflow at {where}: {problem}; check that its server runs and that --mlflow has its address"
-            ) from None
+            remedy = (
+                "check that its server runs and that --mlflow has its address"
+                if self._uri.startswith("http")
+                else "a database needs `pip install mlflow`; mlflow-skinny reaches servers only"
+            )
+            raise TrackerUnavailableError(f"MLflow at {where}: {problem}; {remedy}") from None
 
 
 def _without_password(text: str) -> str:
@@ -184,19 +187,21 @@ def track(
     """
     run = Run(run_dir)
     record = _Record(run.path / f"track-{name}.json", place)
-    tracker = open_tracker(_title(run), record.run_id)
-    record.run_id = tracker.run_id
-    if tracker.newest is not None:
-        record.newest = dict.fromkeys(_KINDS, tracker.newest)
-    record.write()
-    print(f"{run.path}: metrics go to {name}, run {tracker.run_id}", file=sys.stderr)
     points = _Points(run.path / "metrics.jsonl")
+    record.begin(points.newest_job())
+    tracker = _open(run, record, open_tracker, name)
     sent, failed, is_reported = 0, 0, False
     while True:
         # Whether it has ended comes first: what it has written last is then there.
         ended = not follow or _has_ended(run)
         try:
             for point in points.new():
+                if (job := point.get("job_id")) and job != record.job:
+                    # It was started in the run folder of the last one, from fresh weights.
+                    tracker.flush()
+                    tracker.finish(True)
+                    record.begin(job)
+                    tracker = _open(run, record, open_tracker, name)
                 if not _send(tracker, record, point):
                     continue
                 sent += 1
@@ -223,6 +228,16 @@ def track(
     return sent
 
 
+def _open(run: Run, record: _Record, open_tracker: Callable[[str, str | None], Tracker], name: str) -> Tracker:
+    tracker = open_tracker(_title(run), record.run_id)
+    record.run_id = tracker.run_id
+    if tracker.newest is not None:
+        record.newest = dict.fromkeys(_KINDS, tracker.newest)
+    record.write()
+    print(f"{run.path}: metrics go to {name}, run {tracker.run_id}", file=sys.stderr)
+    return tracker
+
+
 class _Record:
     """What has been sent, and where: a file of the run folder."""
 
@@ -234,20 +249,50 @@ class _Record:
         before = known.get("place", place)
         if before != place:
             raise ValueError(f"metrics went to {before}, not {place}: remove {path} to send all of them there")
+        self.job: str | None = known.get("job")
         self.run_id: str | None = known.get("run")
         self.newest: dict[str, int] = known.get("newest", {})
 
+    def begin(self, job: str | None) -> None:
+        """The next points are those of this job. Of another one nothing has been sent yet."""
+        if job and self.job and job != self.job:
+            self.run_id, self.newest = None, {}
+        self.job = job or self.job
+
     def write(self) -> None:
-        write_json(self._path, {"run": self.run_id, "place": self._place, "newest": self.newest})
+        known = {"job": self.job, "run": self.run_id, "place": self._place, "newest": self.newest}
+        write_json(self._path, known)
 
 
 class _Points:
-    """New lines of a file that grows, and that is replaced when it has become long."""
+    """New lines of the newest job in a file that grows, and that is replaced when it has become long."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._read = 0
         self._inode = 0
+
+    def newest_job(self) -> str | None:
+        """The newest job of the file; None if there is none, or an older version wrote it."""
+        try:
+            with self._path.open("rb") as file:
+                return self._newest_job(file)[0]
+        except FileNotFoundError:
+            return None
+
+    def _newest_job(self, file: BinaryIO) -> tuple[str | None, int]:
+        """The newest job, and where its first line begins."""
+        job, start, at = None, 0, 0
+        for line in file:
+            if b'"began_at"' in line and line.endswith(b"\n"):
+                point = parsed_point(line, f"{self._path}, after byte {at}")
+                found = point.get("job_id")
+                # An older version has written no jobs: there, fresh weights may be those of a new one.
+                if (found and job and found != job) or (not found and point["began_at"] == 0):
+                    start = at
+                job = found or job
+            at += len(line)
+        return job, start
 
     def new(self) -> Iterator[dict[str, Any]]:
         try:
@@ -257,13 +302,14 @@ class _Points:
         with file:
             found = os.fstat(file.fileno())
             if found.st_ino != self._inode or found.st_size < self._read:
-                self._inode, self._read = found.st_ino, 0
+                self._inode, self._read = found.st_ino, self._newest_job(file)[1]
             file.seek(self._read)
             for line in file:
                 if not line.endswith(b"\n"):
                     return  # It is being written.
+                yield parsed_point(line, f"{self._path}, after byte {self._read}")
+                # One that could not be sent is read again.
                 self._read += len(line)
-                yield parsed_point(line, f"{self._path}, before byte {self._read}")
 
 
 def _send(tracker: Tracker, record: _Record, point: dict[str, Any]) -> bool:

@@ -71,6 +71,38 @@ def test_what_a_service_has_lost_is_sent_again_and_what_it_has_is_not(followed):
     assert service.points[-1][0] == 8
 
 
+def began(millis, at, job):
+    return point(millis, 1, began_at=at, job_id=job)
+
+
+def test_a_new_job_in_the_folder_is_a_new_run_with_all_its_points(followed):
+    folder, send = followed
+    first, second = Service(), Service()
+    add_points(folder, began(1, 0, "a"), step(2, 1, 10, 2.0, 0.1), step(3, 1, 20, 1.9, 0.2))
+    add_points(folder, began(4, 15, "a"), step(5, 2, 20, 1.9, 0.2), step(6, 2, 30, 1.8, 0.3))
+    assert send(first) == 3
+    # Shorter than the first.
+    add_points(folder, began(7, 0, "b"), step(8, 1, 10, 3.0, 0.1))
+    assert send(second) == 1
+    assert second.opened == [("cats", None)] and second.points[0][2]["train/loss"] == 3.0
+    # From a checkpoint of another one.
+    add_points(folder, step(9, 1, 20, 2.9, 0.1), began(10, 5, "c"), step(11, 1, 10, 4.0, 0.1))
+    third = Service()
+    assert send(third) == 1
+    assert third.opened == [("cats", None)] and third.points[0][2]["train/loss"] == 4.0
+
+
+def test_a_new_job_while_the_folder_is_followed_is_a_new_run(followed, monkeypatch):
+    folder, send = followed
+    service = Service()
+    add_points(folder, began(1, 0, "a"), step(2, 1, 10, 2.0, 0.1))
+    monkeypatch.setattr("baton._track._has_ended", lambda run: len(service.points) > 1)
+    monkeypatch.setattr("time.sleep", lambda _: add_points(folder, began(3, 0, "b"), step(4, 1, 10, 3.0, 0.1)))
+    assert send(service) == 2
+    assert service.opened == [("cats", None), ("cats", None)] and service.finished == [True, True]
+    assert [values["train/loss"] for _, _, values in service.points] == [2.0, 3.0]
+
+
 def test_another_place_in_the_service_is_refused(followed):
     folder, send = followed
     add_points(folder, step(1, 1, 1, 1.0, 0.0))

@@ -209,6 +209,14 @@ async fn run_without_auto_resume_starts_again_and_keeps_the_old_checkpoints() {
     assert!(cluster.newest_state() == first);
     let after = cluster.checkpoint_names();
     assert!(before.iter().all(|name| after.contains(name)), "{before:?} became {after:?}");
+
+    // The curves of both are in one file.
+    let metrics = std::fs::read_to_string(cluster.run_dir().join("metrics.jsonl")).unwrap();
+    let points =
+        metrics.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+    let jobs: Vec<_> =
+        points.filter_map(|point| point["job_id"].as_str().map(str::to_owned)).collect();
+    assert!(jobs.len() == 2 && jobs[0] != jobs[1], "{jobs:?}");
 }
 
 #[tokio::test]

@@ -123,11 +123,11 @@ async fn replaced_coordinator_of_up(store: &tempfile::TempDir) -> (Cluster, toki
     cluster.served_by(&up).await;
     cluster.start_agent_with("b", 1, &["--host", "127.0.0.1"], &[]);
     train(&cluster, 3).await;
-    let coordinators = children(up.id().unwrap()).into_iter().filter(|pid| {
+    let mut coordinators = children(up.id().unwrap()).into_iter().filter(|pid| {
         let command = std::fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
         command.contains("baton-coordinator")
     });
-    let coordinator = coordinators.last().expect("its coordinator");
+    let coordinator = coordinators.next_back().expect("its coordinator");
     stop(coordinator);
     cluster.taken_over(2).await;
     wake(coordinator);

@@ -73,7 +73,12 @@ fn simulate(state: &mut FakeState, step: u64) {
     };
     state.status.latest = Some(latest.clone());
     let mut add = |metrics| {
-        let point = StreamMetricsResponse { unix_millis, generation: 2, metrics: Some(metrics) };
+        let point = StreamMetricsResponse {
+            unix_millis,
+            generation: 2,
+            metrics: Some(metrics),
+            ..Default::default()
+        };
         state.points.push(point);
     };
     match step {
@@ -91,6 +96,7 @@ fn simulate(state: &mut FakeState, step: u64) {
             unix_millis,
             generation: 2,
             metrics: Some(Metrics::Evaluation(evaluated)),
+            ..Default::default()
         });
     }
     let rank = (step % state.status.ranks.len() as u64) as u32;

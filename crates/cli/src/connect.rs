@@ -340,12 +340,24 @@ impl Coordinator {
 
     /// The coordinator at an address.
     pub(crate) fn at(address: Address, credentials: &ClientCredentials) -> Result<Self, Failure> {
-        let endpoint = Endpoint::from_shared(address.url.clone()).map_err(|error| {
-            let Address { url, source, .. } = &address;
+        let Address { url, source, .. } = &address;
+        if url.contains('@') {
+            // It is not repeated, as it may be secret.
+            return Err(bad_input(format!(
+                "the address of {source} contains a user or a password: give http://host:29600, and a token with \
+                 BATON_TOKEN_FILE"
+            )));
+        }
+        let refused = |problem: String| {
             bad_input(format!(
-                "{url:?} ({source}) is not an address such as http://host:29600: {error}"
+                "{url:?} ({source}) is not an address such as http://host:29600: {problem}"
             ))
-        })?;
+        };
+        let endpoint =
+            Endpoint::from_shared(url.clone()).map_err(|error| refused(error.to_string()))?;
+        if !matches!(endpoint.uri().scheme_str(), Some("http" | "https")) {
+            return Err(refused("it begins with neither http:// nor https://".to_owned()));
+        }
         let endpoint = credentials.secure(endpoint).map_err(bad_input)?;
         let channel = endpoint
             .connect_timeout(CALL_TIMEOUT)
@@ -664,5 +676,12 @@ mod tests {
         .unwrap_err();
         assert!(!error.class.is_retriable());
         assert!(error.message.contains("not a url"), "{error}");
+        let refused = |url: &str| {
+            let address = Address::new(url, COORDINATOR_VARIABLE);
+            Coordinator::at(address, &ClientCredentials::default()).unwrap_err().message
+        };
+        assert!(refused("ftp://host:1").contains("neither http:// nor https://"));
+        let error = refused("http://me:secret@host:1");
+        assert!(error.contains(COORDINATOR_VARIABLE) && !error.contains("secret"), "{error}");
     }
 }

@@ -287,6 +287,7 @@ pub(crate) fn points() -> Vec<StreamMetricsResponse> {
         unix_millis: JOB_START + 1_000 * seconds,
         generation,
         metrics: Some(metrics),
+        ..Default::default()
     };
     let step = |step: u64| {
         let share = step as f64 / 100.0;

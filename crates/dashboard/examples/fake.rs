@@ -408,6 +408,7 @@ impl SimulatedJob {
             unix_millis: self.now(),
             generation,
             metrics: Some(metrics),
+            ..Default::default()
         };
         job.points.add(point);
     }

@@ -410,7 +410,7 @@ mod tests {
         let point = |unix_millis, generation| StreamMetricsResponse {
             unix_millis,
             generation,
-            metrics: None,
+            ..Default::default()
         };
         let points = [point(5, 1), point(5, 2), point(5, 1), point(6, 1), point(6, 1)];
         let new: Vec<_> = points.iter().filter(|point| feed.is_new(point)).collect();

@@ -111,7 +111,12 @@ impl Job {
 /// The metric point of a step.
 pub(crate) fn step_point(unix_millis: u64, step: u64) -> v1::StreamMetricsResponse {
     let step = v1::Step { step, ..Default::default() };
-    v1::StreamMetricsResponse { unix_millis, generation: 1, metrics: Some(Metrics::Step(step)) }
+    v1::StreamMetricsResponse {
+        unix_millis,
+        generation: 1,
+        metrics: Some(Metrics::Step(step)),
+        ..Default::default()
+    }
 }
 
 /// An event.

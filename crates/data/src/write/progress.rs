@@ -17,6 +17,9 @@ use super::{
 };
 use crate::with_suffix;
 
+/// Key of the source's digest in the record.
+const SOURCE_DIGEST: &str = "source_digest";
+
 /// The file `TARGET-write.json`. It is written before the first shard, and again after each shard.
 #[derive(Debug)]
 pub(super) struct WriteProgress {
@@ -56,7 +59,10 @@ impl WriteProgress {
                     None => "nothing".to_owned(),
                 };
                 let (was, is) = (value(&record.write), value(&write));
-                let what = format!("its {name} was {was}, now it is {is}");
+                let what = match name {
+                    SOURCE_DIGEST => "its images or labels have changed".to_owned(),
+                    _ => format!("its {name} was {was}, now it is {is}"),
+                };
                 return Err(Error::DifferentWrite { path, what });
             }
             return Ok(Self { path, record });
@@ -104,7 +110,7 @@ fn parameters(source: &Source, options: &Options) -> Result<BTreeMap<String, Val
         .map_err(|error| Error::Option(format!("the options cannot be encoded: {error}")))?;
     let mut write = BTreeMap::from([
         ("images".to_owned(), Value::from(source.items.len())),
-        ("source_digest".to_owned(), Value::from(source.digest())),
+        (SOURCE_DIGEST.to_owned(), Value::from(source.digest())),
         ("image_field".to_owned(), Value::from(options.image_field.as_str())),
         ("label_field".to_owned(), Value::from(options.label_field.as_str())),
         ("page_bytes".to_owned(), Value::from(options.page_bytes)),

@@ -5,7 +5,12 @@ use proptest::prelude::*;
 use super::*;
 
 fn point(unix_millis: u64, metrics: Metrics) -> StreamMetricsResponse {
-    StreamMetricsResponse { unix_millis, generation: 3, metrics: Some(metrics) }
+    StreamMetricsResponse {
+        unix_millis,
+        generation: 3,
+        metrics: Some(metrics),
+        ..Default::default()
+    }
 }
 
 fn step(step: u64) -> StreamMetricsResponse {

@@ -116,7 +116,7 @@ pub(crate) fn write_event_files(folder: &Path) {
 
 pub(crate) fn point(step: u64, generation: u64, metrics: Metrics) -> StreamMetricsResponse {
     let unix_millis = START_MILLIS + 250 * step + 30_000 * generation;
-    StreamMetricsResponse { unix_millis, generation, metrics: Some(metrics) }
+    StreamMetricsResponse { unix_millis, generation, metrics: Some(metrics), ..Default::default() }
 }
 
 pub(crate) fn step_metrics(step: u64) -> Step {
