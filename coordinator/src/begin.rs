@@ -646,7 +646,8 @@ mod tests {
         let store = kit::folder_store(&folder);
         store.claim(Generation(1), &kit::claimant()).unwrap();
         assert!(kit::start(&folder, kit::records_of(0..1)).flush(kit::TIMEOUT));
-        let part = folder.path().join(format!("journal/{}/00000001-00000001.json", kit::JOB));
+        let part =
+            folder.path().join(format!("journal/{}/000001-00000001-00000001.json", kit::JOB));
         fs::write(part, "damaged").unwrap();
         let text = fs::read_to_string("../recipes/digits_cpu.toml").unwrap();
         let spec = JobSpec::from_toml(&text, &[]).unwrap();
@@ -654,7 +655,7 @@ mod tests {
         let mut continued = |ranks| continue_lost_job(&mut journal, &spec, &store, ranks);
 
         let refused = continued(RanksOfLostJob::MayRun).unwrap_err();
-        assert!(refused.message.contains("part 00000001-00000001"), "{refused}");
+        assert!(refused.message.contains("part 000001-00000001-00000001"), "{refused}");
         let (records, event) = continued(RanksOfLostJob::Lost).unwrap();
         assert_eq!(records, []);
         assert!(matches!(event, Some(Event::JournalCopyFailed { .. })), "{event:?}");

@@ -8,7 +8,11 @@ use baton_job::{
 };
 use tracing::warn;
 
-use crate::{disk, job::JobInput, lease::HeldLease};
+use crate::{
+    disk,
+    job::JobInput,
+    lease::{HeldLease, Standing},
+};
 
 /// Raises the fence to a generation that only `claimant` may open; returns the input for the job's loop. A store that is
 /// outside of the run folder has a lease, which comes first.
@@ -30,16 +34,17 @@ pub(crate) fn claim(
     };
     match claims() {
         Ok(()) => Event::Fenced.into(),
-        // One that was replaced woke up and was faster. The next coordinator begins above it, and the agents find that one.
-        Err(error @ Error::TakenOver { .. })
-            if lease.is_some_and(|lease| lease.is_renewed_here()) =>
-        {
-            JobInput::Replaced(Failure { class: Class::TakenOver, message: error.to_string() })
-        }
         Err(error @ Error::Replaced { .. }) => replaced(&error, claimant.job),
-        Err(error @ Error::TakenOver { .. }) => {
-            Event::TakenOver { message: error.to_string() }.into()
-        }
+        Err(error @ Error::TakenOver { .. }) => match lease.map(HeldLease::standing) {
+            // One that was replaced woke up and was faster. The next coordinator begins above it, and the agents find
+            // that one.
+            Some(Standing::Renewed) => {
+                JobInput::Replaced(Failure { class: Class::TakenOver, message: error.to_string() })
+            }
+            // It was suspended while it claimed.
+            Some(Standing::Replaced(error)) => replaced(&error, claimant.job),
+            Some(Standing::Other) | None => Event::TakenOver { message: error.to_string() }.into(),
+        },
         Err(error) => {
             let class = disk::store_failure(&error).class;
             let failure = Failure { class, message: error.to_string() };

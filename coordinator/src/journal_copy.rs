@@ -291,6 +291,7 @@ impl JournalCopy {
             job,
             lease,
             problems: Arc::clone(&problems),
+            lease_number: 0,
             next: None,
             waiting: committed.clone(),
             all: committed,
@@ -330,6 +331,8 @@ struct Copier {
     job: JobId,
     lease: HeldLease,
     problems: Arc<Mutex<Vec<String>>>,
+    /// Number of the lease under which this one writes; 0 before it has one.
+    lease_number: u64,
     /// Number of the next part, and the end of those in the store; `None` before the store has been read.
     next: Option<(u64, JournalEnd)>,
     /// The whole journal; about 1,500 entries a day.
@@ -409,6 +412,11 @@ impl Copier {
             // Another folder may be in place of the store, whose disk may not be mounted.
             return Err(self.store.damaged_journal(self.job, "the coordinator's lease is gone"));
         }
+        let number = self.lease.number().unwrap_or_default();
+        if std::mem::replace(&mut self.lease_number, number) != number {
+            (self.next, self.unanswered) = (None, None);
+            self.waiting.clone_from(&self.all);
+        }
         match self.add_waiting() {
             Err(error @ (Error::JournalContinued { .. } | Error::DamagedJournal { .. })) => {
                 tracing::warn!("{error}; the journal is copied anew");
@@ -421,7 +429,10 @@ impl Copier {
     fn add_waiting(&mut self) -> Result<(), Error> {
         let (mut number, mut end) = match self.next {
             Some(next) => next,
-            None => self.find_end()?,
+            None => match self.find_end()? {
+                Some(next) => next,
+                None => return self.copy_anew(),
+            },
         };
         loop {
             let (bytes, end_after) = match self.unanswered.take() {
@@ -433,7 +444,7 @@ impl Copier {
                     (self.encoded(&PartContent::new(end, entries))?, end)
                 }
             };
-            let part = JournalPart { first: number, last: number };
+            let part = self.part(number, number);
             let added = self
                 .check_before(number)
                 .and_then(|()| self.store.add_to_journal(self.job, part, &bytes));
@@ -443,7 +454,7 @@ impl Copier {
             }
             for joined in [JOINED, JOINED * JOINED] {
                 if number.is_multiple_of(joined) {
-                    let part = JournalPart { first: number - joined + 1, last: number };
+                    let part = self.part(number - joined + 1, number);
                     // Best effort: without it, only reading takes longer.
                     let _ = self.join(part);
                 }
@@ -453,13 +464,17 @@ impl Copier {
         }
     }
 
-    /// Finds the number of the next part, and drops the waiting entries that are in the store.
+    /// Finds the number of the next part, and drops the waiting entries that are in the store; `None` if the parts there are
+    /// of an older lease, and will not be read once there is one of this lease.
     ///
     /// # Errors
     /// [`Error::JournalContinued`] if the newest part has entries that are not here: this run folder is an older copy, or
     /// another coordinator has continued the job.
-    fn find_end(&mut self) -> Result<(u64, JournalEnd), Error> {
+    fn find_end(&mut self) -> Result<Option<(u64, JournalEnd)>, Error> {
         let parts = self.store.journal_parts(self.job)?;
+        if parts.first().is_some_and(|part| part.lease < self.lease_number) {
+            return Ok(None);
+        }
         let number = next_number(&parts);
         let mut end = JournalEnd::EMPTY;
         if let Some(content) = newest(&self.store, self.job, &parts)? {
@@ -470,15 +485,15 @@ impl Copier {
             end = content.end;
         }
         self.next = Some((number, end));
-        Ok((number, end))
+        Ok(self.next)
     }
 
     /// Adds one part that covers all others and has everything that the run folder has.
     fn copy_anew(&mut self) -> Result<(), Error> {
-        let last = self.store.last_journal_number(self.job)? + 1;
+        let last = self.store.last_journal_number(self.job, self.lease_number)? + 1;
         let end = JournalEnd::of(&self.all);
         let bytes = self.encoded(&PartContent::new(end, self.all.clone()))?;
-        let covering = JournalPart { first: 1, last };
+        let covering = self.part(1, last);
         self.store.add_to_journal(self.job, covering, &bytes)?;
         self.store.remove_joined(self.job, covering)?;
         self.waiting.clear();
@@ -515,6 +530,10 @@ impl Copier {
         let bytes = self.encoded(&PartContent::new(end, entries))?;
         self.store.add_to_journal(self.job, joined, &bytes)?;
         self.store.remove_joined(self.job, joined)
+    }
+
+    fn part(&self, first: u64, last: u64) -> JournalPart {
+        JournalPart { lease: self.lease_number, first, last }
     }
 
     fn encoded(&self, content: &PartContent) -> Result<Vec<u8>, Error> {
@@ -591,6 +610,7 @@ pub(crate) mod kit {
 
 #[cfg(test)]
 mod tests {
+    use baton_checkpoint::CoordinatorLease;
     use baton_job::{Generation, engine::JobOrigin, message::Restore};
 
     use super::{kit::*, *};
@@ -676,7 +696,7 @@ mod tests {
         let newer = start(&folder, records_of(0..2));
         assert!(newer.flush(TIMEOUT));
         let late = PartContent::new(JournalEnd::of(&records_of(0..3)), records_of(2..3));
-        let part = JournalPart { first: 2, last: 2 };
+        let part = JournalPart { lease: 1, first: 2, last: 2 };
         store.add_to_journal(JOB, part, &encode(&late).unwrap()).unwrap();
         newer.add(vec![entry(EntryKind::Event, 1)]);
         assert!(newer.flush(TIMEOUT));
@@ -726,10 +746,10 @@ mod tests {
         let entries = records_of(2..3);
         let content = PartContent::new(JournalEnd::of(&entries), entries);
         let store = folder_store(&folder);
-        let part = JournalPart { first: 2, last: 2 };
+        let part = JournalPart { lease: 1, first: 2, last: 2 };
         store.add_to_journal(JOB, part, &encode(&content).unwrap()).unwrap();
         let error = read(&store).unwrap_err().to_string();
-        assert!(error.contains("part 00000002-00000002 does not follow"), "{error}");
+        assert!(error.contains("part 000001-00000002-00000002 does not follow"), "{error}");
     }
 
     #[test]
@@ -760,7 +780,7 @@ mod tests {
             let file = folder.path().join(format!("journal/{JOB}/{part}.json"));
             std::fs::remove_file(file).unwrap();
         };
-        remove("00000002-00000002");
+        remove("000001-00000002-00000002");
         assert!(read(&store).is_err());
         let copy = start(&folder, records_of(0..4));
         assert!(copy.flush(TIMEOUT));
@@ -769,10 +789,28 @@ mod tests {
         assert_eq!(read(&store).unwrap(), records_of(0..5));
 
         // Also while it is written.
-        remove("00000001-00000004");
+        remove("000002-00000001-00000001");
         copy.add(records_of(5..6));
         assert!(copy.flush(TIMEOUT));
         assert_eq!(read(&store).unwrap(), records_of(0..6));
+    }
+
+    #[test]
+    fn a_copy_that_an_older_version_has_written_is_continued() {
+        let folder = tempfile::tempdir().unwrap();
+        let store = folder_store(&folder);
+        for key in 0..3 {
+            let part = JournalPart { lease: 0, first: key + 1, last: key + 1 };
+            let records = records_of(key..key + 1);
+            let content = PartContent::new(JournalEnd::of(&records), records);
+            store.add_to_journal(JOB, part, &encode(&content).unwrap()).unwrap();
+        }
+        assert_eq!(read(&store).unwrap(), records_of(0..3));
+        let copy = start(&folder, records_of(0..3));
+        copy.add(records_of(3..4));
+        assert!(copy.flush(TIMEOUT));
+        assert_eq!(read(&store).unwrap(), records_of(0..4));
+        assert!(store.journal_parts(JOB).unwrap().iter().all(|part| part.lease == 1));
     }
 
     #[test]
@@ -785,7 +823,7 @@ mod tests {
             assert!(copy.flush(TIMEOUT));
         }
         drop(copy);
-        let last = folder.path().join(format!("journal/{JOB}/{parts:08}-{parts:08}.json"));
+        let last = folder.path().join(format!("journal/{JOB}/000001-{parts:08}-{parts:08}.json"));
         std::fs::write(last, "damage").unwrap();
         let copy = start(&folder, records_of(0..parts));
         for key in parts..2 * JOINED + 5 {
@@ -835,7 +873,7 @@ mod tests {
     fn a_damaged_part_is_named() {
         let folder = tempfile::tempdir().unwrap();
         assert!(start(&folder, records_of(0..1)).flush(TIMEOUT));
-        let part = folder.path().join(format!("journal/{JOB}/00000001-00000001.json"));
+        let part = folder.path().join(format!("journal/{JOB}/000001-00000001-00000001.json"));
         let whole = std::fs::read(&part).unwrap();
         for (damaged, problem) in [
             (whole[..whole.len() - 2].to_vec(), "is cut short"),
@@ -843,19 +881,29 @@ mod tests {
         ] {
             std::fs::write(&part, damaged).unwrap();
             let error = read(&folder_store(&folder)).unwrap_err().to_string();
-            assert!(error.contains("part 00000001-00000001") && error.contains(problem), "{error}");
+            assert!(
+                error.contains("part 000001-00000001-00000001") && error.contains(problem),
+                "{error}"
+            );
         }
     }
 
     #[test]
     fn a_name_without_content_that_a_crash_has_left_is_no_damage() {
         let folder = tempfile::tempdir().unwrap();
-        assert!(start(&folder, records_of(0..1)).flush(TIMEOUT));
-        std::fs::write(folder.path().join(format!("journal/{JOB}/00000002-00000002.json")), "")
-            .unwrap();
+        let start = |newest, committed| {
+            let lease = CoordinatorLease { folder: "a".to_owned(), ..CoordinatorLease::default() };
+            let lease = HeldLease::free(folder_store(&folder), lease, newest);
+            lease.secure().unwrap();
+            JournalCopy::start(folder_store(&folder), (JOB, lease), committed).unwrap()
+        };
+        assert!(start(Some(0), records_of(0..1)).flush(TIMEOUT));
+        let name = format!("journal/{JOB}/000001-00000002-00000002.json");
+        std::fs::write(folder.path().join(name), "").unwrap();
         let store = folder_store(&folder);
         assert!(!is_continued(&store, JOB, &records_of(0..1)).unwrap());
-        assert!(start(&folder, records_of(0..2)).flush(TIMEOUT));
+        // It starts again, with its lease.
+        assert!(start(None, records_of(0..2)).flush(TIMEOUT));
         assert_eq!(read(&store).unwrap(), records_of(0..2));
         assert_eq!(store.journal_parts(JOB).unwrap().len(), 3);
     }

@@ -34,6 +34,16 @@ struct Holder {
     writes: Mutex<()>,
 }
 
+/// How a coordinator stands among others.
+#[derive(Debug)]
+pub(crate) enum Standing {
+    /// It has the newest lease and renews it, so that agents find the next one if it ends.
+    Renewed,
+    /// Another one has a newer lease.
+    Replaced(Error),
+    Other,
+}
+
 enum LeaseState {
     /// Not taken yet. `newest` is the number of the newest lease when this coordinator started; a newer one is of a
     /// coordinator that has continued the job since. `None` if ranks may run: then the newest one must be this run folder's.
@@ -80,13 +90,17 @@ impl HeldLease {
         }
     }
 
-    /// Whether this coordinator has the newest lease and renews it, so that agents find the next one if it ends.
-    pub(crate) fn is_renewed_here(&self) -> bool {
+    /// How this coordinator stands; it takes no lease.
+    pub(crate) fn standing(&self) -> Standing {
         let is_found = match &*self.0.state.lock() {
             LeaseState::Held(lease) => lease.renews && lease.address.is_some(),
-            LeaseState::Free { .. } => false,
+            LeaseState::Free { .. } => return Standing::Other,
         };
-        is_found && matches!(self.secure(), Ok(true))
+        match self.secure() {
+            Ok(true) if is_found => Standing::Renewed,
+            Err(error @ Error::Replaced { .. }) => Standing::Replaced(error),
+            _ => Standing::Other,
+        }
     }
 
     /// Whether the lease has not been taken yet.
@@ -130,6 +144,20 @@ impl HeldLease {
         };
         thread::Builder::new().name("lease".to_owned()).spawn(renew)?;
         Ok(Renewal(self.0.clone()))
+    }
+
+    /// Its number; `None` if it has not been taken yet.
+    pub(crate) fn number(&self) -> Option<u64> {
+        match &*self.0.state.lock() {
+            LeaseState::Held(lease) => Some(lease.number),
+            LeaseState::Free { .. } => None,
+        }
+    }
+
+    /// What the thread of [`keep`](Self::keep) does each time.
+    #[cfg(test)]
+    pub(crate) fn renew_once(&self) -> Result<(), Error> {
+        self.0.renew()
     }
 
     /// The last word of a coordinator that ends: another one should take over at once, or, if the job is over, nobody.

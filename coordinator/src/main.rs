@@ -31,6 +31,8 @@ mod report_limits;
 mod serve;
 mod served;
 mod take_over;
+#[cfg(test)]
+mod takeovers;
 mod traces;
 
 use std::{

@@ -1,11 +1,13 @@
 //! Parts of a job's journal in the store, so that the journal survives the loss of the run folder.
 //!
-//! A part is created once, under the numbers of the first and the last commit in it: `journal/JOB/00000001-00000001.json`.
-//! Its content is the coordinator's. As a part is created only once, two coordinators cannot both add the next one. Some
-//! hundred parts are later joined to one that covers them, so that a long journal is read in few requests. What a
-//! coordinator adds under a number that has been joined is not read.
+//! A part is created once, under the number of its coordinator's lease and those of the first and the last commit in it:
+//! `journal/JOB/000002-00000001-00000001.json`; older versions wrote no lease. Its content is the coordinator's. Only the
+//! parts of the newest lease are read: a coordinator begins with one that has everything before it, so that one that was
+//! replaced, and goes on after it was suspended, changes nothing. As a part is created only once, two coordinators cannot
+//! both add the next one. Some hundred parts are later joined to one that covers them, so that a long journal is read in
+//! few requests. What a coordinator adds under a number that has been joined is not read.
 
-use std::{fmt, str::FromStr};
+use std::{cmp::Ordering, fmt, str::FromStr};
 
 use baton_job::JobId;
 use bytes::Bytes;
@@ -20,6 +22,8 @@ const EXTENSION: &str = ".json";
 /// The commits in one part of a journal, from 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct JournalPart {
+    /// Number of the lease of the coordinator that wrote it; 0 for an older version.
+    pub lease: u64,
     /// Number of the first commit.
     pub first: u64,
     /// Number of the last one.
@@ -28,6 +32,9 @@ pub struct JournalPart {
 
 impl fmt::Display for JournalPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.lease > 0 {
+            write!(f, "{:06}-", self.lease)?;
+        }
         write!(f, "{:08}-{:08}", self.first, self.last)
     }
 }
@@ -36,9 +43,12 @@ impl FromStr for JournalPart {
     type Err = ();
 
     fn from_str(name: &str) -> Result<Self, ()> {
-        let (first, last) = name.split_once('-').ok_or(())?;
-        let number = |text: &str| text.parse().map_err(|_| ());
-        let part = Self { first: number(first)?, last: number(last)? };
+        let numbers: Result<Vec<u64>, _> = name.split('-').map(str::parse).collect();
+        let part = match numbers.map_err(|_| ())?[..] {
+            [first, last] => Self { lease: 0, first, last },
+            [lease, first, last] => Self { lease, first, last },
+            _ => return Err(()),
+        };
         if part.to_string() == name && part.first >= 1 && part.first <= part.last {
             Ok(part)
         } else {
@@ -48,12 +58,15 @@ impl FromStr for JournalPart {
 }
 
 impl Store {
-    /// The parts of a job's journal that together have every commit once, in order; empty if the store has none.
+    /// The parts of a job's journal of the newest lease that together have every commit once, in order; empty if the store
+    /// has none.
     ///
     /// # Errors
     /// A part is missing; the store cannot be read.
     pub fn journal_parts(&self, job: JobId) -> Result<Vec<JournalPart>, Error> {
-        let all = self.all_parts(job)?;
+        let mut all = self.all_parts(job)?;
+        let newest = all.iter().map(|part| part.lease).max();
+        all.retain(|part| Some(part.lease) == newest);
         let mut parts: Vec<JournalPart> = Vec::new();
         let next = |parts: &[JournalPart]| parts.last().map_or(1, |part| part.last + 1);
         while let Some(part) =
@@ -71,12 +84,13 @@ impl Store {
         }
     }
 
-    /// Number of the last commit in any part; 0 if there is none.
+    /// Number of the last commit in any part of this lease; 0 if there is none.
     ///
     /// # Errors
     /// The store cannot be read.
-    pub fn last_journal_number(&self, job: JobId) -> Result<u64, Error> {
-        Ok(self.all_parts(job)?.iter().map(|part| part.last).max().unwrap_or(0))
+    pub fn last_journal_number(&self, job: JobId, lease: u64) -> Result<u64, Error> {
+        let all = self.all_parts(job)?.into_iter().filter(|part| part.lease == lease);
+        Ok(all.map(|part| part.last).max().unwrap_or(0))
     }
 
     fn all_parts(&self, job: JobId) -> Result<Vec<JournalPart>, Error> {
@@ -105,15 +119,19 @@ impl Store {
         }
     }
 
-    /// Removes the parts inside `joined`, which has their commits.
+    /// Removes the parts inside `joined`, which has their commits, and with a first commit those of older leases.
     ///
     /// # Errors
     /// The store cannot be read or written.
     pub fn remove_joined(&self, job: JobId, joined: JournalPart) -> Result<(), Error> {
-        let is_inside = |part: &JournalPart| {
-            *part != joined && part.first >= joined.first && part.last <= joined.last
+        let is_covered = |part: &JournalPart| match part.lease.cmp(&joined.lease) {
+            Ordering::Less => joined.first == 1,
+            Ordering::Equal => {
+                *part != joined && part.first >= joined.first && part.last <= joined.last
+            }
+            Ordering::Greater => false,
         };
-        for part in self.all_parts(job)?.into_iter().filter(is_inside) {
+        for part in self.all_parts(job)?.into_iter().filter(is_covered) {
             self.delete(&Path::from(part_file(job, part)))?;
         }
         Ok(())
@@ -145,7 +163,7 @@ mod tests {
     use super::*;
 
     fn part(first: u64, last: u64) -> JournalPart {
-        JournalPart { first, last }
+        JournalPart { lease: 4, first, last }
     }
 
     fn add(store: &Store, first: u64, last: u64) {
@@ -179,18 +197,52 @@ mod tests {
     }
 
     #[test]
+    fn what_a_coordinator_writes_or_removes_after_it_was_replaced_changes_nothing() {
+        let store = Store::memory().unwrap();
+        let old = |first, last| JournalPart { lease: 3, ..part(first, last) };
+        let add_old = |part| store.add_to_journal(JobId::default(), part, b"old").unwrap();
+        (1..=5).for_each(|number| add_old(old(number, number)));
+        add(&store, 1, 1);
+        assert_eq!(store.journal_parts(JobId::default()).unwrap(), [part(1, 1)]);
+        add(&store, 2, 2);
+        add_old(old(6, 6));
+        add_old(old(1, 7));
+        store.remove_joined(JobId::default(), old(1, 7)).unwrap();
+        assert_eq!(store.journal_parts(JobId::default()).unwrap(), [part(1, 1), part(2, 2)]);
+        assert_eq!(store.last_journal_number(JobId::default(), 4).unwrap(), 2);
+        // Joined parts that have the first commit have everything that was before.
+        store.remove_joined(JobId::default(), part(2, 2)).unwrap();
+        assert_eq!(store.all_parts(JobId::default()).unwrap().len(), 3);
+        store.remove_joined(JobId::default(), part(1, 1)).unwrap();
+        assert_eq!(store.all_parts(JobId::default()).unwrap(), [part(1, 1), part(2, 2)]);
+    }
+
+    #[test]
     fn a_missing_part_is_damage() {
         let store = Store::memory().unwrap();
         add(&store, 1, 1);
         add(&store, 3, 3);
         let error = store.journal_parts(JobId::default()).unwrap_err().to_string();
-        assert!(error.contains("commit 2 is missing, and 00000003-00000003 is there"), "{error}");
+        assert!(
+            error.contains("commit 2 is missing, and 000004-00000003-00000003 is there"),
+            "{error}"
+        );
     }
 
     #[test]
     fn only_names_of_parts_are_parts() {
-        assert_eq!("00000001-00000100".parse(), Ok(part(1, 100)));
-        for name in ["1-1", "00000000-00000001", "00000002-00000001", "00000001", "a-b"] {
+        assert_eq!("000004-00000001-00000100".parse(), Ok(part(1, 100)));
+        assert_eq!("00000001-00000100".parse(), Ok(JournalPart { lease: 0, ..part(1, 100) }));
+        for name in [
+            "1-1",
+            "00000000-00000001",
+            "00000002-00000001",
+            "00000001",
+            "a-b",
+            "4-00000001-00000100",
+            "000000-00000001-00000100",
+            "000004-000004-00000001-00000100",
+        ] {
             assert_eq!(name.parse::<JournalPart>(), Err(()), "{name}");
         }
     }
