@@ -11,7 +11,7 @@ use tracing::warn;
 use crate::{
     disk,
     job::JobInput,
-    lease::{HeldLease, Standing},
+    lease::{HeldLease, LeaseStatus},
 };
 
 /// Raises the fence to a generation that only `claimant` may open; returns the input for the job's loop. A store that is
@@ -35,15 +35,17 @@ pub(crate) fn claim(
     match claims() {
         Ok(()) => Event::Fenced.into(),
         Err(error @ Error::Replaced { .. }) => replaced(&error, claimant.job),
-        Err(error @ Error::TakenOver { .. }) => match lease.map(HeldLease::standing) {
+        Err(error @ Error::TakenOver { .. }) => match lease.map(HeldLease::status) {
             // One that was replaced woke up and was faster. The next coordinator begins above it, and the agents find
             // that one.
-            Some(Standing::Renewed) => {
+            Some(LeaseStatus::Renewed) => {
                 JobInput::Replaced(Failure { class: Class::TakenOver, message: error.to_string() })
             }
             // It was suspended while it claimed.
-            Some(Standing::Replaced(error)) => replaced(&error, claimant.job),
-            Some(Standing::Other) | None => Event::TakenOver { message: error.to_string() }.into(),
+            Some(LeaseStatus::Replaced(error)) => replaced(&error, claimant.job),
+            Some(LeaseStatus::Other) | None => {
+                Event::TakenOver { message: error.to_string() }.into()
+            }
         },
         Err(error) => {
             let class = disk::store_failure(&error).class;

@@ -34,9 +34,9 @@ struct Holder {
     writes: Mutex<()>,
 }
 
-/// How a coordinator stands among others.
+/// Who has the newest lease.
 #[derive(Debug)]
-pub(crate) enum Standing {
+pub(crate) enum LeaseStatus {
     /// It has the newest lease and renews it, so that agents find the next one if it ends.
     Renewed,
     /// Another one has a newer lease.
@@ -90,16 +90,16 @@ impl HeldLease {
         }
     }
 
-    /// How this coordinator stands; it takes no lease.
-    pub(crate) fn standing(&self) -> Standing {
+    /// Whether others or this coordinator have the newest lease; none is taken.
+    pub(crate) fn status(&self) -> LeaseStatus {
         let is_found = match &*self.0.state.lock() {
             LeaseState::Held(lease) => lease.renews && lease.address.is_some(),
-            LeaseState::Free { .. } => return Standing::Other,
+            LeaseState::Free { .. } => return LeaseStatus::Other,
         };
         match self.secure() {
-            Ok(true) if is_found => Standing::Renewed,
-            Err(error @ Error::Replaced { .. }) => Standing::Replaced(error),
-            _ => Standing::Other,
+            Ok(true) if is_found => LeaseStatus::Renewed,
+            Err(error @ Error::Replaced { .. }) => LeaseStatus::Replaced(error),
+            _ => LeaseStatus::Other,
         }
     }
 
