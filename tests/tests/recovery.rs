@@ -417,7 +417,7 @@ async fn what_the_copy_of_a_journal_cannot_tell_is_refused_where_it_matters() {
     let with_budget = || job().set("limits.max_hours=100");
     let journal = store.path().join("journal").join(&job_id);
     // The first, as the second coordinator's whole journal may be one part: nothing would follow the missing one.
-    std::fs::remove_file(journal.join("00000001-00000001.json")).unwrap();
+    std::fs::remove_file(journal.join("000002-00000001-00000001.json")).unwrap();
     refused(&with_budget(), unknown).await;
     std::fs::remove_dir_all(&journal).unwrap();
     refused(&with_budget(), unknown).await;

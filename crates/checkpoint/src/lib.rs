@@ -4,7 +4,7 @@
 //!
 //! ```text
 //! fences/000003                           the newest generation; older ones can no longer commit
-//! journal/JOB/00000001-00000100.json      the coordinator's journal, in parts
+//! journal/JOB/000002-0000….json           the coordinator's journal, in parts
 //! leases/000002.json                      which coordinator serves the job, and where
 //! frozen/0d5c….safetensors                frozen state, written once and shared by checkpoints
 //! latest                                  name of the newest commit, for people; no code reads it

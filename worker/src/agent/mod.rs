@@ -377,9 +377,12 @@ impl Agent {
         if self.welcome.is_some() || self.start.elapsed() < self.args.connect_seconds {
             return Ok(());
         }
+        // To a client without TLS, a coordinator with TLS looks like one that speaks nonsense.
+        let is_plain = self.args.coordinator.starts_with("http://");
+        let scheme = if is_plain { ", or https:// if it has TLS" } else { "" };
         Err(crash(format!(
             "no coordinator answers at {} ({}): start one with `baton-coordinator serve`, or give the \
-             correct address with --coordinator",
+             correct address with --coordinator{scheme}",
             self.args.coordinator,
             self.uplink.last_error()
         )))

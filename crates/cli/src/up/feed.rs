@@ -21,10 +21,14 @@ pub(super) enum Input {
     Restart(ChildKind),
     /// The job's status.
     Status(Box<GetStatusResponse>),
+    /// Another coordinator serves the job now.
+    Moved(Box<Coordinator>),
     /// An event of the job.
     Event(WatchEventsResponse),
     /// A signal that asks `baton up` to end.
     Signal(&'static str),
+    /// Whether a coordinator that has taken over answers is to be checked.
+    SilenceCheck,
     /// The coordinator had time to accept the drain.
     AnswerTimeout,
     /// The time for the processes to end has expired.
@@ -56,8 +60,11 @@ const STATUS_POLL_INTERVAL: Duration = Duration::from_millis(300);
 pub(super) async fn statuses(mut coordinator: Coordinator, queue: Queue) {
     while !queue.is_closed() {
         // A coordinator that does not answer is being restarted or soon will be.
+        let before = coordinator.address().clone();
         if let Ok(status) = coordinator.status().await {
             let _ = queue.send(Input::Status(Box::new(status)));
+        } else if *coordinator.address() != before {
+            let _ = queue.send(Input::Moved(Box::new(coordinator.clone())));
         }
         tokio::time::sleep(STATUS_POLL_INTERVAL).await;
     }

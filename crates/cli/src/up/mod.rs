@@ -122,6 +122,9 @@ const RESTART_TIMEOUT: Duration = Duration::from_secs(3_600);
 /// Pause before a restart of a coordinator that has crashed too often.
 const LATER_RESTART_PAUSE: Duration = Duration::from_secs(10);
 
+/// After this time without an answer of a coordinator that has taken over, the user is informed.
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
+
 /// Time for the coordinator to notice that an agent's process has ended.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -178,7 +181,7 @@ struct Up {
     last_answer: Time,
     /// The newest event that was shown.
     last_event: u64,
-    /// The last note about a restart, until the coordinator answers: the same is not said again.
+    /// The last note about a restart or silence, until the coordinator answers: the same is not said again.
     last_restart_note: String,
 }
 
@@ -299,6 +302,8 @@ impl Up {
             }
             match self.next().await {
                 Input::Status(status) => self.handle_status(*status),
+                Input::Moved(coordinator) => served.coordinator = *coordinator,
+                Input::SilenceCheck => self.report_silence(&served),
                 Input::Event(event) => {
                     self.last_event = event.id;
                     self.display.event(&event);
@@ -405,14 +410,40 @@ impl Up {
         if self.stop_request != StopRequest::NotRequested {
             self.leave(served);
         }
+        feed::send_later(SILENCE_TIMEOUT, Input::SilenceCheck, &self.queue);
+    }
+
+    /// Says where to look if nobody takes over from a coordinator that has taken over.
+    fn report_silence(&mut self, served: &Served) {
+        if self.is_ending() {
+            return;
+        }
+        let silence = self.now().since(self.last_answer);
+        if silence >= SILENCE_TIMEOUT && self.last_restart_note.is_empty() {
+            let (url, logs) = (served.coordinator.address().url(), self.run_dir.join("logs"));
+            let note = format!(
+                "the coordinator at {url} has not answered for {} s; why none takes over is in {}",
+                silence.as_secs(),
+                logs.display()
+            );
+            self.display.note(&note);
+            self.last_restart_note = note;
+        }
+        feed::send_later(SILENCE_TIMEOUT, Input::SilenceCheck, &self.queue);
     }
 
     /// Lets this machine leave a job that goes on elsewhere.
     fn leave(&mut self, served: &Served) {
         let url = served.coordinator.address().url();
-        self.display.note(&format!(
-            "this machine leaves, and the job goes on at {url}; `baton drain --coordinator {url}` saves and stops it"
-        ));
+        let note = match self.has_others() {
+            true => format!(
+                "this machine leaves, and the job goes on at {url}; `baton drain --coordinator {url}` saves and stops it"
+            ),
+            false => {
+                "this machine leaves as the last one of the job: saving and stopping".to_owned()
+            }
+        };
+        self.display.note(&note);
         if self.agent.is_running() {
             self.agent.signal(Signal::TERM);
         } else {
@@ -423,8 +454,17 @@ impl Up {
     /// The outcome for this machine, once its agent has left.
     fn set_left(&mut self, served: &Served) {
         let url = served.coordinator.address().url();
-        let reason = format!("this machine has left the job, which goes on at {url}");
+        let reason = match self.has_others() {
+            true => format!("this machine has left the job, which goes on at {url}"),
+            false => "this machine has left the job as its last one".to_owned(),
+        };
         self.set_outcome(Outcome::Drained { reason });
+    }
+
+    /// Whether other machines were there when the coordinator last answered.
+    fn has_others(&self) -> bool {
+        let nodes = self.status.as_ref().map(|status| &status.nodes[..]).unwrap_or_default();
+        nodes.iter().filter(|node| node.attached).count() > 1
     }
 
     // ---- the agent ----
@@ -595,7 +635,11 @@ impl Up {
                 Input::Ended(ended, _) => self.child(ended).ended(),
                 Input::Event(event) => self.display.event(&event),
                 Input::Signal(_) | Input::ExitTimeout => self.kill(),
-                Input::Status(_) | Input::Restart(_) | Input::AnswerTimeout => {}
+                Input::Status(_)
+                | Input::Moved(_)
+                | Input::Restart(_)
+                | Input::AnswerTimeout
+                | Input::SilenceCheck => {}
             }
         }
     }
