@@ -287,8 +287,11 @@ fn has_ended_elsewhere(
         ..store_access()
     };
     let store = Store::open_existing_with(&store_location(spec, &args.run_dir), &access);
-    let Ok(Some(newest)) = store.and_then(|store| store.lease()) else { return false };
-    newest.over && newest.job == job && newest.folder != place.lease(job).folder
+    let Ok(store) = store else { return false };
+    let Ok(Some(newest)) = store.lease() else { return false };
+    let is_elsewhere = newest.job == job && newest.folder != place.lease(job).folder;
+    // One that was killed after the end has not said that it is over.
+    is_elsewhere && (newest.over || journal_copy::has_ended(&store, job))
 }
 
 /// Refuses the run folder of a job that another coordinator has continued since, with the journal's copy.

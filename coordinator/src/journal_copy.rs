@@ -132,6 +132,13 @@ fn read(store: &Store, job: JobId, parts: &[JournalPart]) -> Result<Vec<JournalE
     Ok(all)
 }
 
+/// Whether the copy ends with the end of the job; no if it cannot be read.
+pub(crate) fn has_ended(store: &Store, job: JobId) -> bool {
+    let all = store.journal_parts(job).and_then(|parts| read(store, job, &parts));
+    let records = all.ok().and_then(|all| records(&all).ok()).unwrap_or_default();
+    matches!(Record::last_turn(&records), Some(Record::Ended(_)))
+}
+
 /// The journal of the job that used the store last: all its entries, with those added that continue it. Empty if there is no
 /// job that can continue.
 ///
@@ -465,14 +472,14 @@ impl Copier {
     }
 
     /// Finds the number of the next part, and drops the waiting entries that are in the store; `None` if the parts there are
-    /// of an older lease, and will not be read once there is one of this lease.
+    /// of another lease: those of an older one will not be read once there is one of this lease.
     ///
     /// # Errors
     /// [`Error::JournalContinued`] if the newest part has entries that are not here: this run folder is an older copy, or
     /// another coordinator has continued the job.
     fn find_end(&mut self) -> Result<Option<(u64, JournalEnd)>, Error> {
         let parts = self.store.journal_parts(self.job)?;
-        if parts.first().is_some_and(|part| part.lease < self.lease_number) {
+        if parts.first().is_some_and(|part| part.lease != self.lease_number) {
             return Ok(None);
         }
         let number = next_number(&parts);
@@ -490,6 +497,14 @@ impl Copier {
 
     /// Adds one part that covers all others and has everything that the run folder has.
     fn copy_anew(&mut self) -> Result<(), Error> {
+        let newest = self.store.newest_journal_lease(self.job)?;
+        if newest > self.lease_number {
+            let problem = format!(
+                "its parts are of lease {newest}, and the newest in leases/ is {}: move the parts away",
+                self.lease_number
+            );
+            return Err(self.store.damaged_journal(self.job, &problem));
+        }
         let last = self.store.last_journal_number(self.job, self.lease_number)? + 1;
         let end = JournalEnd::of(&self.all);
         let bytes = self.encoded(&PartContent::new(end, self.all.clone()))?;
@@ -811,6 +826,22 @@ mod tests {
         assert!(copy.flush(TIMEOUT));
         assert_eq!(read(&store).unwrap(), records_of(0..4));
         assert!(store.journal_parts(JOB).unwrap().iter().all(|part| part.lease == 1));
+    }
+
+    #[test]
+    fn a_copy_of_a_lease_that_is_gone_from_the_store_is_a_problem_until_it_is_moved_away() {
+        let folder = tempfile::tempdir().unwrap();
+        for lease in 0..2 {
+            assert!(start_after(&folder, lease, records_of(0..2)).flush(TIMEOUT));
+        }
+        std::fs::remove_dir_all(folder.path().join("leases")).unwrap();
+        let copy = start(&folder, records_of(0..3));
+        assert!(!copy.flush(TIMEOUT));
+        let problems = copy.take_problems();
+        assert!(problems[0].contains("its parts are of lease 2, and the newest in leases/ is 1"));
+        std::fs::remove_dir_all(folder.path().join("journal")).unwrap();
+        assert!(copy.flush(TIMEOUT));
+        assert_eq!(read(&folder_store(&folder)).unwrap(), records_of(0..3));
     }
 
     #[test]

@@ -139,6 +139,14 @@ async fn replaced_coordinator_of_up(store: &tempfile::TempDir) -> (Cluster, toki
     (cluster, up)
 }
 
+/// Whether so many ranks train, by the coordinator that the store names.
+fn trains_with(ranks: usize, store: &tempfile::TempDir) -> Option<()> {
+    let mut status = Command::new(binary("baton"));
+    let output = status.args(["status", "--json", "--store"]).arg(store.path()).output().ok()?;
+    let status: serde_json::Value = serde_json::from_slice(&output.stdout).ok()?;
+    (status["phase"] == "training" && status["ranks"].as_array()?.len() == ranks).then_some(())
+}
+
 /// Runs a command for the coordinator that the store names.
 fn call(command: &str, store: &tempfile::TempDir) {
     let ended = Command::new(binary("baton")).args([command, "--store"]).arg(store.path()).output();
@@ -148,10 +156,19 @@ fn call(command: &str, store: &tempfile::TempDir) {
 #[tokio::test]
 async fn up_goes_on_with_the_coordinator_that_has_taken_over_until_the_job_ends() {
     let store = tempfile::tempdir().unwrap();
-    let (cluster, mut up) = replaced_coordinator_of_up(&store).await;
+    let (mut cluster, mut up) = replaced_coordinator_of_up(&store).await;
     call("stop", &store);
     let ended = in_time("`baton up` ends", up.wait()).await.unwrap();
     assert_eq!(ended.code(), Some(i32::from(exit::STOPPED)), "{}", cluster.log("up"));
+
+    // The same command goes on at once, although the other coordinator may not have ended yet.
+    let mut again = cluster.up(&["--host", "127.0.0.1"].map(str::to_owned), &[]);
+    cluster.served_by(&again).await;
+    let trains = async || trains_with(2, &store);
+    cluster.until("the same command trains", trains).await;
+    interrupt(again.id().unwrap());
+    let ended = in_time("`baton up` ends", again.wait()).await.unwrap();
+    assert_eq!(ended.code(), Some(i32::from(exit::DRAINED)), "{}", cluster.log("up"));
 }
 
 #[tokio::test]
@@ -163,12 +180,7 @@ async fn ctrl_c_of_up_leaves_a_job_that_another_coordinator_serves() {
     assert_eq!(ended.code(), Some(i32::from(exit::DRAINED)), "{}", cluster.log("up"));
     assert!(cluster.log("up").contains("this machine has left the job"), "{}", cluster.log("up"));
     // If its agent served the job, that of the other node does now.
-    let goes_on = async || {
-        let mut status = Command::new(binary("baton"));
-        let output = status.args(["status", "--json", "--store"]).arg(store.path()).output();
-        let status: serde_json::Value = serde_json::from_slice(&output.ok()?.stdout).ok()?;
-        (status["phase"] == "training" && status["ranks"].as_array()?.len() == 1).then_some(())
-    };
+    let goes_on = async || trains_with(1, &store);
     cluster.until("the other node trains on", goes_on).await;
     call("drain", &store);
     let ended = cluster.agent_ends(0).await;

@@ -93,6 +93,14 @@ impl Store {
         Ok(all.map(|part| part.last).max().unwrap_or(0))
     }
 
+    /// The newest lease under which parts were written; 0 if there is none.
+    ///
+    /// # Errors
+    /// The store cannot be read.
+    pub fn newest_journal_lease(&self, job: JobId) -> Result<u64, Error> {
+        Ok(self.all_parts(job)?.iter().map(|part| part.lease).max().unwrap_or(0))
+    }
+
     fn all_parts(&self, job: JobId) -> Result<Vec<JournalPart>, Error> {
         let files = self.files(&format!("{JOURNAL}/{job}"))?;
         let names = files.iter().filter_map(|file| file.location.filename());

@@ -297,22 +297,28 @@ impl Coordinator {
         Ok(Self { store: Some((location.to_owned(), credentials)), ..found })
     }
 
-    /// The coordinator on another machine that has taken over from the one of the run folder with this identity; `None` if
-    /// none has.
+    /// The coordinator that has taken over from the one of the run folder with this identity, and whether another one takes
+    /// over from it in turn; `None` if none has, or the job has ended there.
     pub(crate) async fn that_took_over(
         location: String,
         identity: &str,
         credentials: &ClientCredentials,
-    ) -> Result<Option<Self>, Failure> {
+    ) -> Result<Option<(Self, bool)>, Failure> {
         let read = {
             let location = location.clone();
             tokio::task::spawn_blocking(move || read_lease(&location))
         };
-        let Ok(Ok(lease)) = tokio::time::timeout(FIND_TIMEOUT, read).await else { return Ok(None) };
+        let Ok(Ok(lease)) = tokio::time::timeout(FIND_TIMEOUT, read).await else {
+            return Err(failed(format!(
+                "{location} does not say which coordinator serves the job"
+            )));
+        };
         match lease? {
             Some(lease) if lease.folder != identity && !lease.over => {
+                let renews = lease.renews;
                 let address = of_lease(&location, lease)?;
-                Self::named_by(address, &location, credentials.clone()).map(Some)
+                let found = Self::named_by(address, &location, credentials.clone())?;
+                Ok(Some((found, renews)))
             }
             _ => Ok(None),
         }

@@ -631,6 +631,8 @@ pub(crate) struct RunInfo<'a> {
     pub(crate) overrides: &'a [String],
     /// The run folder.
     pub(crate) run_dir: &'a Path,
+    /// Whether the run folder gets the job's report, which says where its checkpoints are.
+    pub(crate) is_reported: bool,
     /// The recipe's validation set.
     pub(crate) validation_set: &'a str,
     /// Whether `baton-worker eval` can evaluate the model.
@@ -650,12 +652,13 @@ pub(crate) fn ending(status: &GetStatusResponse, outcome: &Outcome, run: &RunInf
         lines.push(format!("  checkpoint  {location}/{}", checkpoint.name));
     }
     if status.checkpoint.is_some() {
-        let (name, run_dir) = (&status.name, run.run_dir());
+        let (name, place) = match run.is_reported {
+            true => (&status.name, format!("--run-dir {}", run.run_dir())),
+            false => (&status.name, format!("--dir {}", shell_quoted(&status.checkpoint_location))),
+        };
         lines.push("next commands:".to_owned());
-        lines.push(format!("  baton checkpoint ls --run-dir {run_dir}"));
-        lines.push(format!(
-            "  baton checkpoint export --run-dir {run_dir} --out {name}.safetensors"
-        ));
+        lines.push(format!("  baton checkpoint ls {place}"));
+        lines.push(format!("  baton checkpoint export {place} --out {name}.safetensors"));
         if run.evaluates {
             lines.push(format!(
                 "  baton-worker eval --weights {name}.safetensors --data {} --recipe {}",

@@ -22,6 +22,8 @@ pub(crate) enum Kind {
     CoordinatorKilled,
     /// The coordinator gets SIGSTOP until another one has taken over.
     CoordinatorStopped,
+    /// All processes of the host get SIGSTOP until the job goes on without them.
+    HostFrozen,
     /// The host is gone without a word, and later a new one has its address.
     HostDestroyed,
     /// The host's link is down until the job has noticed.
@@ -55,13 +57,14 @@ pub(crate) enum Kind {
 }
 
 /// All kinds with their names.
-pub(crate) const KINDS: [(&str, Kind); 21] = [
+pub(crate) const KINDS: [(&str, Kind); 22] = [
     ("rank-killed", Kind::RankKilled),
     ("rank-stopped", Kind::RankStopped),
     ("agent-killed", Kind::AgentKilled),
     ("agent-stopped", Kind::AgentStopped),
     ("coordinator-killed", Kind::CoordinatorKilled),
     ("coordinator-stopped", Kind::CoordinatorStopped),
+    ("host-frozen", Kind::HostFrozen),
     ("host-destroyed", Kind::HostDestroyed),
     ("host-cut", Kind::HostCut),
     ("one-way", Kind::OneWay),

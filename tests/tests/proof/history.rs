@@ -83,6 +83,18 @@ async fn strike(world: &mut World, Fault { kind, host, after }: Fault, generatio
             wake(pid);
             0
         }
+        Kind::HostFrozen => {
+            let lease = lease_number(world).await;
+            let serves = world.serves(host).await;
+            let frozen = world.processes(host);
+            frozen.iter().copied().for_each(stop);
+            if serves {
+                replaced(world, lease).await;
+            }
+            noticed(world, generation).await;
+            frozen.iter().copied().for_each(wake);
+            generation
+        }
         Kind::HostDestroyed => {
             ip(&format!("link set v{host} down"));
             world.kill_first_coordinator(Some(host)).await;

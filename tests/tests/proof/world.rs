@@ -18,7 +18,7 @@ use baton_proto::v1::{
     get_status_response::Phase, job_service_client::JobServiceClient,
     watch_events_response::Kind as EventKind,
 };
-use baton_tests::{Cluster, ProcessExit, binary, children, in_time, state_of};
+use baton_tests::{Cluster, ProcessExit, binary, children, descendants, in_time, state_of};
 use tokio::{
     io::{AsyncBufReadExt, BufReader},
     process::{Child, Command},
@@ -264,6 +264,26 @@ impl World {
             Some((pid, false))
         };
         self.until("a coordinator serves", look).await
+    }
+
+    /// Whether the coordinator that serves is on this host.
+    pub(crate) async fn serves(&self, host: usize) -> bool {
+        let lease = self.until("a lease", async || self.lease().await).await;
+        let is_of_agent = lease.run_dir.starts_with(&self.agent_dir(host).display().to_string());
+        let is_of_test =
+            self.is_first(&lease) && self.place.as_ref().is_some_and(|at| at.0 == host);
+        is_of_agent || is_of_test
+    }
+
+    /// All processes of a host.
+    pub(crate) fn processes(&self, host: usize) -> Vec<u32> {
+        let first = self
+            .first
+            .as_ref()
+            .filter(|_| self.place.as_ref().is_some_and(|(place, _)| *place == host));
+        let mut all = descendants(self.agent_pid(host));
+        all.extend(first.and_then(Child::id));
+        all
     }
 
     /// Kills the first coordinator, if it still runs on this host.

@@ -260,6 +260,7 @@ fn events_show_time_and_message() {
 
 fn run(overrides: &[String]) -> RunInfo<'_> {
     RunInfo {
+        is_reported: true,
         recipe: Path::new("recipes/digits_cpu.toml"),
         overrides,
         run_dir: Path::new("runs/my digits"),
@@ -286,6 +287,15 @@ fn a_fresh_start_keeps_folder_and_changes() {
 #[test]
 fn end_of_a_completed_job() {
     assert_snapshot!(end(&testing::completed(), &["train.epochs=16".to_owned()]));
+}
+
+#[test]
+fn the_end_of_a_job_that_ended_elsewhere_names_its_checkpoints() {
+    let status = testing::completed();
+    let wire: WireOutcome = status.outcome.clone().unwrap();
+    let text = ending(&status, &wire.known().unwrap(), &RunInfo { is_reported: false, ..run(&[]) });
+    let location = &status.checkpoint_location;
+    assert!(text.contains(&format!("  baton checkpoint ls --dir {location}\n")), "{text}");
 }
 
 #[test]

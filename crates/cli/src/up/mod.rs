@@ -179,6 +179,8 @@ struct Up {
     stop_request: StopRequest,
     /// When the coordinator last answered.
     last_answer: Time,
+    /// Whether a coordinator of this command writes the job's report.
+    is_reported: bool,
     /// The newest event that was shown.
     last_event: u64,
     /// The last note about a restart or silence, until the coordinator answers: the same is not said again.
@@ -242,6 +244,7 @@ impl Up {
             outcome: None,
             stop_request: StopRequest::NotRequested,
             last_answer: Time(0),
+            is_reported: true,
             last_event: 0,
             last_restart_note: String::new(),
         })
@@ -303,7 +306,7 @@ impl Up {
             match self.next().await {
                 Input::Status(status) => self.handle_status(*status),
                 Input::Moved(coordinator) => served.coordinator = *coordinator,
-                Input::SilenceCheck => self.report_silence(&served),
+                Input::SilenceCheck => self.check_silence(&served).await?,
                 Input::Event(event) => {
                     self.last_event = event.id;
                     self.display.event(&event);
@@ -387,15 +390,31 @@ impl Up {
         Served { coordinator, credentials, since, feeds, is_elsewhere: false }
     }
 
-    /// The coordinator that has taken over while this one did not answer.
+    /// The coordinator that has taken over while this one did not answer. One that reports the job's end is none: once it
+    /// has ended too, this one goes on.
     async fn replacement(&mut self, served: &Served) -> Option<Coordinator> {
-        let identity = std::fs::read_to_string(self.run_dir.join("identity")).ok()?;
+        let (other, is_replaced) = match self.other_coordinator(served).await {
+            Ok(other) => other?,
+            Err(failure) => {
+                self.display.note(&failure.message);
+                return None;
+            }
+        };
+        let goes_on = match other.clone().status().await {
+            Ok(status) => status.outcome.is_none(),
+            Err(_) => is_replaced,
+        };
+        goes_on.then_some(other)
+    }
+
+    async fn other_coordinator(
+        &self,
+        served: &Served,
+    ) -> Result<Option<(Coordinator, bool)>, Failure> {
+        let identity = self.run_dir.join("identity");
+        let Ok(identity) = std::fs::read_to_string(identity) else { return Ok(None) };
         let store = checkpoints::own_store(&self.spec, &self.run_dir);
-        let found = Coordinator::that_took_over(store, identity.trim(), &served.credentials).await;
-        found.unwrap_or_else(|failure| {
-            self.display.note(&failure.message);
-            None
-        })
+        Coordinator::that_took_over(store, identity.trim(), &served.credentials).await
     }
 
     /// From now on this command is one of the job's agents.
@@ -407,6 +426,7 @@ impl Up {
         served.feeds.iter().for_each(AbortHandle::abort);
         let next = self.serve_by(other, served.credentials.clone(), served.since);
         *served = Served { is_elsewhere: true, ..next };
+        self.is_reported = false;
         if self.stop_request != StopRequest::NotRequested {
             self.leave(served);
         }
@@ -414,13 +434,23 @@ impl Up {
     }
 
     /// Says where to look if nobody takes over from a coordinator that has taken over.
-    fn report_silence(&mut self, served: &Served) {
+    ///
+    /// # Errors
+    /// The job has ended there, and its end was not seen.
+    async fn check_silence(&mut self, served: &Served) -> Result<(), Failure> {
         if self.is_ending() {
-            return;
+            return Ok(());
         }
         let silence = self.now().since(self.last_answer);
+        let url = served.coordinator.address().url();
+        if silence >= SILENCE_TIMEOUT && matches!(self.other_coordinator(served).await, Ok(None)) {
+            self.stop_child(ChildKind::Agent).await;
+            return Err(failed(format!(
+                "the job has ended at {url}: the same command goes on, or says how it ended"
+            )));
+        }
         if silence >= SILENCE_TIMEOUT && self.last_restart_note.is_empty() {
-            let (url, logs) = (served.coordinator.address().url(), self.run_dir.join("logs"));
+            let logs = self.run_dir.join("logs");
             let note = format!(
                 "the coordinator at {url} has not answered for {} s; why none takes over is in {}",
                 silence.as_secs(),
@@ -430,6 +460,7 @@ impl Up {
             self.last_restart_note = note;
         }
         feed::send_later(SILENCE_TIMEOUT, Input::SilenceCheck, &self.queue);
+        Ok(())
     }
 
     /// Lets this machine leave a job that goes on elsewhere.
@@ -783,6 +814,7 @@ impl Up {
             recipe: &self.args.recipe,
             overrides: &self.args.overrides,
             run_dir: &self.run_dir,
+            is_reported: self.is_reported,
             validation_set: &self.spec.data.val,
             evaluates: self.spec.model.arch.is_program() || self.spec.model.describe(3).is_some(),
         }

@@ -143,7 +143,8 @@ impl Record {
             _ => None,
         });
         let is_missing = opened.is_none_or(|opened| opened < fence);
-        if !is_missing && ranks == RanksOfLostJob::MayRun {
+        let has_ended = matches!(Self::last_turn(records), Some(Self::Ended(_)));
+        if !is_missing && (has_ended || ranks == RanksOfLostJob::MayRun) {
             return Some(Vec::new());
         }
         let missing =
