@@ -59,6 +59,9 @@ pub(crate) struct Args {
     /// has taken over. Needed only by an agent that starts after that.
     #[arg(long, value_name = "STORE")]
     store: Option<String>,
+    /// Take over from a coordinator that is lost also if none has answered yet, as after all machines lost power.
+    #[arg(long, requires = "store")]
+    standby_at_once: bool,
     #[command(flatten)]
     access: ClientFiles,
     /// Ranks to offer; by default one per GPU (or MIG part of a GPU), and one on a machine without GPUs.
@@ -200,9 +203,11 @@ impl Agent {
         notices::watch_file(self.args.drain_file.clone(), self.queue.clone());
         notices::watch_metadata(self.start, self.queue.clone())?;
         if let Some(location) = self.args.store.clone() {
-            let follower =
-                StandbyNode::follow(self.standby_setup(), location, self.now(), &self.queue)?;
-            self.standby = Some(follower);
+            let (setup, now) = (self.standby_setup(), self.now());
+            self.standby = Some(match self.args.standby_at_once {
+                true => StandbyNode::start(setup, location, now, &self.queue)?,
+                false => StandbyNode::follow(setup, location, now, &self.queue)?,
+            });
         }
         let mut event = Event::Tick;
         loop {
@@ -336,7 +341,8 @@ impl Agent {
             self.gpus.check(&self.queue)?;
         }
         self.processes.use_gpus(on_gpus);
-        if self.welcome.is_none() && spec.cluster.standby {
+        // One that could take over before may serve the job now.
+        if self.welcome.is_none() && spec.cluster.standby && !self.args.standby_at_once {
             let location = welcome.checkpoint_location.clone();
             let setup = self.standby_setup();
             let standby = StandbyNode::start(setup, location, self.now(), &self.queue)?;

@@ -64,7 +64,7 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
         return Ok(());
     }
     let retry = Duration::from_secs(args.retry_seconds.into());
-    let mut events = coordinator.events(past.last_id()).announced();
+    let mut events = past.followed().announced();
     // Whether the newest event is an end of the job, or a node that left after it.
     let mut end_seen = false;
     loop {

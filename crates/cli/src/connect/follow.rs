@@ -215,6 +215,11 @@ impl Feed for EventFeed {
 }
 
 impl Follow<EventFeed> {
+    /// The events after these past ones.
+    pub(crate) fn followed(self) -> Self {
+        Self::new(self.coordinator, EventFeed { past_only: false, ..self.feed })
+    }
+
     /// The id of the last event.
     pub(crate) fn last_id(&self) -> u64 {
         self.feed.recent.back().map_or(self.feed.after, |(id, _)| *id)
@@ -340,6 +345,8 @@ impl Feed for LogFeed {
 
 #[cfg(test)]
 mod tests {
+    use baton_access::ClientCredentials;
+
     use super::*;
 
     #[test]
@@ -402,6 +409,20 @@ mod tests {
         feed.reopen();
         assert_eq!(new_lines(&mut feed, &[line("a", 0, 9), line("a", 0, 10)]), [(0, 10)]);
         assert_eq!(new_lines(&mut feed, &[line("a", 0, 9)]), [(0, 9)]);
+    }
+
+    #[tokio::test]
+    async fn what_follows_past_events_is_compared_with_them() {
+        let address = Address::new("127.0.0.1:1", "a test");
+        let coordinator = Coordinator::at(address, &ClientCredentials::default()).unwrap();
+        let mut past = Follow::new(coordinator, EventFeed::new(0, true));
+        let event = |id, unix_millis| WatchEventsResponse { id, unix_millis, ..Default::default() };
+        assert!(past.feed.is_new(&event(1, 10)) && past.feed.is_new(&event(2, 11)));
+        let mut new = past.followed();
+        assert!(!new.feed.past_only && new.last_id() == 2);
+        assert!(!new.feed.is_new(&event(2, 11)));
+        // Another coordinator has taken over, and has given the id again.
+        assert!(new.feed.is_new(&event(2, 17)));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Sources of the input queue of `baton up`.
 
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use baton_console::signals::is_ignored;
 use baton_job::exit::Failure;
@@ -70,14 +70,14 @@ pub(super) async fn statuses(mut coordinator: Coordinator, queue: Queue) {
     }
 }
 
-/// Sends events with greater ids than `after` to the queue until the queue is closed. Events before `since`, from earlier
-/// runs of the job, are skipped.
-pub(super) async fn events(coordinator: Coordinator, after: u64, since: SystemTime, queue: Queue) {
-    let since = since.duration_since(UNIX_EPOCH).unwrap_or_default().as_millis();
-    let mut events = coordinator.events(after);
+/// Sends new events to the queue until the queue is closed. Those of `until` and before, in milliseconds since 1970, are
+/// skipped: they are from earlier runs of the job, or known. Ids do not tell that: a coordinator that has taken over may
+/// give those of its predecessor's last events to others.
+pub(super) async fn events(coordinator: Coordinator, until: u64, queue: Queue) {
+    let mut events = coordinator.events(0);
     while !queue.is_closed() {
         if let Ok(event) = events.next(Duration::ZERO).await {
-            if u128::from(event.unix_millis) >= since {
+            if event.unix_millis > until {
                 let _ = queue.send(Input::Event(event));
             }
         } else {

@@ -12,7 +12,7 @@ mod run_lock;
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use baton_access::{
@@ -181,8 +181,8 @@ struct Up {
     last_answer: Time,
     /// Whether a coordinator of this command writes the job's report.
     is_reported: bool,
-    /// The newest event that was shown.
-    last_event: u64,
+    /// Time of the newest event that was shown, or before this start, milliseconds since 1970.
+    events_until: u64,
     /// The last note about a restart or silence, until the coordinator answers: the same is not said again.
     last_restart_note: String,
 }
@@ -191,8 +191,6 @@ struct Up {
 struct Served {
     coordinator: Coordinator,
     credentials: ClientCredentials,
-    /// When this command was started.
-    since: SystemTime,
     feeds: [AbortHandle; 2],
     /// Whether it has taken over from that of this command, which then is an agent among others.
     is_elsewhere: bool,
@@ -245,13 +243,12 @@ impl Up {
             stop_request: StopRequest::NotRequested,
             last_answer: Time(0),
             is_reported: true,
-            last_event: 0,
+            events_until: unix_millis().saturating_sub(1),
             last_restart_note: String::new(),
         })
     }
 
     async fn run(mut self) -> Result<u8, Failure> {
-        let since = SystemTime::now();
         let Some(endpoint) = self.start_coordinator().await? else { return Ok(INTERRUPTED) };
         let address = Address::of_endpoint(&endpoint, &EndpointFile::path(&self.run_dir));
         let operator = self.args.token(AccessRole::Operator)?;
@@ -271,7 +268,7 @@ impl Up {
             "the coordinator of {run_dir} serves at {url}: open this URL in a browser, or run `baton top`"
         );
         self.display.note(&note);
-        let served = self.serve_by(coordinator, credentials, since);
+        let served = self.serve_by(coordinator, credentials);
         self.start_agent(&served)?;
         // A restarted coordinator must use the same port, because agents reconnect to it.
         let listen = SocketAddr::new(self.args.listen.ip(), endpoint.address.port());
@@ -308,7 +305,7 @@ impl Up {
                 Input::Moved(coordinator) => served.coordinator = *coordinator,
                 Input::SilenceCheck => self.check_silence(&served).await?,
                 Input::Event(event) => {
-                    self.last_event = event.id;
+                    self.events_until = event.unix_millis;
                     self.display.event(&event);
                 }
                 Input::Signal(name) => self.handle_signal(name, &served),
@@ -377,17 +374,12 @@ impl Up {
     // ---- another coordinator ----
 
     /// The job as this coordinator serves it, and its reports in the queue.
-    fn serve_by(
-        &self,
-        coordinator: Coordinator,
-        credentials: ClientCredentials,
-        since: SystemTime,
-    ) -> Served {
+    fn serve_by(&self, coordinator: Coordinator, credentials: ClientCredentials) -> Served {
         let queue = || self.queue.clone();
         let statuses = feed::statuses(coordinator.clone(), queue());
-        let events = feed::events(coordinator.clone(), self.last_event, since, queue());
+        let events = feed::events(coordinator.clone(), self.events_until, queue());
         let feeds = [tokio::spawn(statuses), tokio::spawn(events)].map(|feed| feed.abort_handle());
-        Served { coordinator, credentials, since, feeds, is_elsewhere: false }
+        Served { coordinator, credentials, feeds, is_elsewhere: false }
     }
 
     /// The coordinator that has taken over while this one did not answer. One that reports the job's end is none: once it
@@ -424,7 +416,7 @@ impl Up {
             "the coordinator was away, and another one has taken over: the job goes on at {url}, with this machine"
         ));
         served.feeds.iter().for_each(AbortHandle::abort);
-        let next = self.serve_by(other, served.credentials.clone(), served.since);
+        let next = self.serve_by(other, served.credentials.clone());
         *served = Served { is_elsewhere: true, ..next };
         self.is_reported = false;
         if self.stop_request != StopRequest::NotRequested {
@@ -502,7 +494,8 @@ impl Up {
 
     fn start_agent(&mut self, served: &Served) -> Result<(), Failure> {
         let url = served.coordinator.address().url();
-        let mut command = self.programs.agent(&self.args, &self.run_dir, url);
+        let store = Some(self.spec.checkpoint.dir.as_str()).filter(|store| !store.is_empty());
+        let mut command = self.programs.agent(&self.args, &self.run_dir, url, store);
         command.envs(self.args.tls.to_variables());
         if let Some(token) = self.args.token(AccessRole::Agent)? {
             // A token file in this command's environment belongs to a user, not to the agent.
@@ -829,6 +822,12 @@ impl Up {
     fn now(&self) -> Time {
         Time(0).after(self.start.elapsed())
     }
+}
+
+/// Milliseconds since 1970.
+fn unix_millis() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The outcome if only the exit code of a child is known.

@@ -69,13 +69,23 @@ impl Programs {
         command
     }
 
-    /// The command that starts the agent of a run.
-    pub(super) fn agent(&self, args: &Args, run_dir: &Path, coordinator: &str) -> Command {
+    /// The command that starts the agent of a run. By the `store` it finds the job also if the coordinator has ended before it
+    /// has answered.
+    pub(super) fn agent(
+        &self,
+        args: &Args,
+        run_dir: &Path,
+        coordinator: &str,
+        store: Option<&str>,
+    ) -> Command {
         let mut command = Command::new(&self.worker);
         command.args(["agent", "--coordinator", coordinator, "--run-dir"]).arg(run_dir);
         command.args([&exit_with_this(), "--host", &host(args)]);
         if let Some(ranks) = args.ranks {
             command.args(["--ranks", &ranks.to_string()]);
+        }
+        if let Some(store) = store {
+            command.args(["--store", store, "--standby-at-once"]);
         }
         command
     }
@@ -134,7 +144,8 @@ mod tests {
     }
 
     fn agent(flags: &[&str]) -> String {
-        arguments(&programs().agent(&parse(flags), Path::new("runs/a"), "http://127.0.0.1:7"))
+        let run_dir = Path::new("runs/a");
+        arguments(&programs().agent(&parse(flags), run_dir, "http://127.0.0.1:7", None))
     }
 
     #[test]
@@ -175,6 +186,14 @@ mod tests {
         for start in [CoordinatorStart::First, CoordinatorStart::Restart { began_after: 0 }] {
             assert!(coordinator(&flags, start).contains("--set seed=1 --set train.epochs=3"));
         }
+    }
+
+    #[test]
+    fn an_agent_finds_the_job_by_a_store_outside_of_the_run_folder() {
+        let run_dir = Path::new("runs/a");
+        let command =
+            programs().agent(&parse(&[]), run_dir, "http://127.0.0.1:7", Some("s3://b/r"));
+        assert!(arguments(&command).ends_with(" --store s3://b/r --standby-at-once"));
     }
 
     #[test]
