@@ -114,6 +114,26 @@ async fn a_coordinator_that_was_only_suspended_ends_when_it_has_been_replaced() 
     cluster.assert_undisturbed_bits().await;
 }
 
+#[tokio::test]
+async fn after_a_loss_of_power_an_agent_takes_over_before_any_coordinator_has_answered_it() {
+    let store = tempfile::tempdir().unwrap();
+    let mut cluster = three_nodes(&store).await;
+    cluster.events().await.saved_at(1).await;
+    train(&cluster, 3).await;
+    cluster.kill_coordinator().await;
+    for _ in 0..3 {
+        cluster.kill_agent(0).await;
+    }
+    let location = store.path().display().to_string();
+    let flags = ["--host", "127.0.0.1", "--store", &location, "--standby-at-once"];
+    cluster.start_agent_with("a", 2, &flags, &[]);
+    cluster.taken_over(2).await;
+    let trains = async || trains_with(2, &store);
+    cluster.until("the agent trains alone", trains).await;
+    cluster.end().await;
+    cluster.assert_undisturbed_bits().await;
+}
+
 /// A job of `baton up` and another agent whose coordinator was suspended, so that another one has taken over.
 async fn replaced_coordinator_of_up(store: &tempfile::TempDir) -> (Cluster, tokio::process::Child) {
     let mut cluster = Cluster::endless()
