@@ -752,6 +752,12 @@ mod tests {
         assert_eq!(read(&store).unwrap(), course, "it is only read");
         assert!(!is_continued(&store, JOB, &found).unwrap());
         assert!(is_continued(&store, JOB, &course[..1]).unwrap());
+        // What was added says that the job has ended.
+        assert!(!has_ended(&store, JOB));
+        assert!(start(&folder, found).flush(TIMEOUT));
+        assert!(has_ended(&store, JOB));
+        std::fs::remove_dir_all(folder.path().join("journal")).unwrap();
+        assert!(!has_ended(&store, JOB));
     }
 
     #[test]

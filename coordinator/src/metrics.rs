@@ -84,9 +84,12 @@ impl JobMetrics {
         generation: Generation,
         point: MetricPoint,
     ) {
-        let begins = matches!(point, MetricPoint::BeganAt(_));
+        let mut job_id = String::new();
         let metrics = match point {
-            MetricPoint::BeganAt(step) => PointMetrics::BeganAt(step.0),
+            MetricPoint::BeganAt(step) => {
+                job_id = job.to_string();
+                PointMetrics::BeganAt(step.0)
+            }
             MetricPoint::Step(step) => PointMetrics::Step(step.into()),
             MetricPoint::Evaluation(evaluation) => PointMetrics::Evaluation(evaluation.into()),
         };
@@ -94,7 +97,7 @@ impl JobMetrics {
             unix_millis,
             generation: generation.0,
             metrics: Some(metrics),
-            job_id: if begins { job.to_string() } else { String::new() },
+            job_id,
         };
         // The writer thread lives as long as `self`.
         let _ = self.commands.send(WriterCommand::Point(point));

@@ -197,8 +197,6 @@ struct SimAgent {
     /// Until when it does not reach any coordinator, or the store.
     cut_off_until: Time,
     storeless_until: Time,
-    /// The coordinator that it has started.
-    own: Option<Number>,
 }
 
 #[derive(Debug)]
@@ -243,7 +241,6 @@ impl TakeoverHistory {
             answered_at: Time(0),
             cut_off_until: Time(0),
             storeless_until: Time(0),
-            own: None,
         };
         let agents: Vec<SimAgent> = (0..rng.usize(2..=4)).map(agent).collect();
         let mut history = Self {
@@ -397,7 +394,6 @@ impl TakeoverHistory {
     fn gone(&mut self, number: Number) {
         self.coordinators[number].ends = None;
         if let Some(agent) = self.coordinators[number].agent.take() {
-            self.agents[agent].own = None;
             self.agents[agent].standby.ended();
         }
     }
@@ -459,7 +455,6 @@ impl TakeoverHistory {
             assert!(self.has_faults, "agent {agent} takes over from a coordinator that serves");
             self.count("takeovers");
             let number = self.coordinators.len();
-            self.agents[agent].own = Some(number);
             self.start(
                 format!("{agent}-{}-{number}", after + 1),
                 Some(agent),
@@ -489,7 +484,6 @@ impl TakeoverHistory {
             }
             4 => {
                 self.count("killed");
-                self.count("restarts");
                 let folder = self.coordinators[number].folder.clone();
                 // The one that an agent has started is not started again.
                 if self.coordinators[number].agent.is_none() {
@@ -535,7 +529,10 @@ impl TakeoverHistory {
                 }
             }
             Happens::Renews(_) | Happens::Opens(_) => {}
-            Happens::Restarts(folder) => self.start(folder, None, Start::Again),
+            Happens::Restarts(folder) => {
+                self.count("restarts");
+                self.start(folder, None, Start::Again);
+            }
             Happens::Looks(agent) => self.looks(agent),
             Happens::Sees(agent, lease) => self.sees(agent, lease),
             Happens::Fault => self.fault(),

@@ -105,13 +105,13 @@ def attach(run_dir: str | os.PathLike[str] | None = None, *, store: str | os.Pat
 
     Raises JobError if none runs there.
     """
-    if (run_dir is None) == (store is None):
-        raise TypeError("attach takes a run folder, or store=")
-    if store is not None:
+    if store is not None and run_dir is None:
         job = Job(store=os.fspath(store))
         job.status()
         return job
-    job = Job(Path(os.fspath(run_dir or "")))
+    if store is not None or run_dir is None:
+        raise TypeError("attach takes a run folder, or store=")
+    job = Job(Path(run_dir))
     if job.status()["phase"] != "ended" and job._last_line():
         # The file is that of an earlier job here, which `up` started; this one was started otherwise.
         job._prints_here = False

@@ -182,8 +182,8 @@ def track(
     """Sends what has not been sent yet, and with `follow` what comes until the job has ended. Returns the number of
     points sent.
 
-    `open_tracker(title, known)` opens the service `name` for a run with this title, or goes on with a known one; `place`
-    is where in that service.
+    `open_tracker(title, run_id)` opens the service `name` for a new run with this title, or continues the run `run_id`;
+    `place` is where in that service.
     """
     run = Run(run_dir)
     record = _Record(run.path / f"track-{name}.json", place)

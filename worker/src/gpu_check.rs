@@ -1,4 +1,4 @@
-//! `baton-worker gpu-check`: checks CUDA, NCCL and the GPU kernels on a machine with a GPU, in about two minutes.
+//! `baton-worker gpu-check`: checks CUDA, NCCL and the GPU kernels on a machine with a GPU.
 //!
 //! Every check must pass on every supported GPU. It needs no network and no files but temporary ones, and compares with the CPU, with
 //! libtorch or with a repetition of itself. A failed check does not stop the following ones.

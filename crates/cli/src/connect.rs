@@ -193,18 +193,31 @@ fn read_lease(location: &str) -> Result<Option<CoordinatorLease>, Failure> {
 
 /// The address in the newest lease of a checkpoint store.
 fn of_store(location: &str) -> Result<Address, Failure> {
-    let lease = read_lease(location)?;
+    of_lease(location, read_lease(location)?)
+}
+
+/// The newest lease of a checkpoint store that answers within [`FIND_TIMEOUT`].
+async fn lease_in_time(location: &str) -> Result<Option<CoordinatorLease>, Failure> {
+    let read = {
+        let location = location.to_owned();
+        tokio::task::spawn_blocking(move || read_lease(&location))
+    };
+    match tokio::time::timeout(FIND_TIMEOUT, read).await {
+        Ok(Ok(lease)) => lease,
+        _ => Err(failed(format!(
+            "{location} does not answer, which says where the coordinator is: check the store"
+        ))),
+    }
+}
+
+/// The address in a lease of a checkpoint store.
+fn of_lease(location: &str, lease: Option<CoordinatorLease>) -> Result<Address, Failure> {
     let lease = lease.ok_or_else(|| {
         failed(format!(
             "{location} does not say where its coordinator is: no job with its run folder elsewhere has trained there; \
              give --coordinator or --run-dir"
         ))
     })?;
-    of_lease(location, lease)
-}
-
-/// The address in a lease of a checkpoint store.
-fn of_lease(location: &str, lease: CoordinatorLease) -> Result<Address, Failure> {
     if lease.host.is_empty() {
         return Err(failed(format!(
             "{location} does not say where its coordinator is: the lease {} is empty or damaged; give --coordinator or \
@@ -304,19 +317,10 @@ impl Coordinator {
         identity: &str,
         credentials: &ClientCredentials,
     ) -> Result<Option<(Self, bool)>, Failure> {
-        let read = {
-            let location = location.clone();
-            tokio::task::spawn_blocking(move || read_lease(&location))
-        };
-        let Ok(Ok(lease)) = tokio::time::timeout(FIND_TIMEOUT, read).await else {
-            return Err(failed(format!(
-                "{location} does not say which coordinator serves the job"
-            )));
-        };
-        match lease? {
+        match lease_in_time(&location).await? {
             Some(lease) if lease.folder != identity && !lease.over => {
                 let renews = lease.renews;
-                let address = of_lease(&location, lease)?;
+                let address = of_lease(&location, Some(lease))?;
                 let found = Self::named_by(address, &location, credentials.clone())?;
                 Ok(Some((found, renews)))
             }
@@ -332,12 +336,10 @@ impl Coordinator {
     /// Finds the coordinator that has taken over since, if a store said where the last one was.
     pub(crate) async fn find_again(&mut self) {
         let Some((location, credentials)) = self.store.clone() else { return };
-        let read = {
-            let location = location.clone();
-            tokio::task::spawn_blocking(move || of_store(&location))
-        };
-        let Ok(Ok(Ok(address))) = tokio::time::timeout(FIND_TIMEOUT, read).await else { return };
-        if address != self.address
+        let lease = lease_in_time(&location).await;
+        let address = lease.and_then(|lease| of_lease(&location, lease));
+        if let Ok(address) = address
+            && address != self.address
             && let Ok(found) = Self::named_by(address, &location, credentials)
         {
             *self = found;
@@ -456,9 +458,9 @@ impl Coordinator {
         Ok(answer.map_err(|status| self.explain(&status))?.into_inner())
     }
 
-    /// Events with an id greater than `after`, including new ones as they happen.
-    pub(crate) fn events(&self, after: u64) -> Events {
-        Follow::new(self.clone(), EventFeed::new(after, false))
+    /// All events, including new ones as they happen.
+    pub(crate) fn events(&self) -> Events {
+        Follow::new(self.clone(), EventFeed::new(0, false))
     }
 
     /// Past events with an id greater than `after`.

@@ -6,6 +6,7 @@
 //! | [`failure`] | errors of a command: one line, and the class behind its exit code |
 //! | [`human`] | numbers, durations and dates as text; pure |
 //! | [`json`] | results of `--json` |
+//! | [`clock`] | the time of day |
 //! | [`clean`] | untrusted text, made safe for a terminal |
 //! | [`recipe`] | recipe files, by path or by name |
 //! | [`machine`] | what libtorch and the driver offer on a machine |
@@ -16,6 +17,7 @@
 #![forbid(unsafe_code)]
 
 pub mod clean;
+pub mod clock;
 pub mod failure;
 pub mod human;
 pub mod json;

@@ -14,9 +14,10 @@ use std::{
     path::{Path, PathBuf},
     sync::Arc,
     thread,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
+use baton_console::clock::unix_millis;
 use baton_job::{
     exit::{Failure, crash},
     ids::LocalRank,
@@ -239,11 +240,6 @@ fn numbered(lines: LogLines, ranks: &Ranks, number: &mut u64) -> Vec<LogLine> {
         }
     };
     lines.into_iter().map(line).collect()
-}
-
-fn unix_millis() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ use super::{
 pub(super) struct ModelSize {
     /// Values of a token between the layers, a multiple of 16.
     pub(super) hidden: u64,
-    /// Tokens of each text of a batch; none divides another, and one text predicts nothing.
+    /// Tokens of each text of a batch; a text of one token predicts nothing.
     pub(super) lengths: &'static [i64],
     /// Threads that compute on a CPU.
     pub(super) threads: u32,

@@ -74,7 +74,7 @@ pub(crate) async fn run(args: Args) -> Result<(), Failure> {
     let (queue, inputs) = mpsc::channel(QUEUE_CAPACITY);
     signals(&queue)?;
     tokio::spawn(statuses(coordinator.clone(), queue.clone()));
-    tokio::spawn(follow(coordinator.events(0), Input::Event, queue.clone()));
+    tokio::spawn(follow(coordinator.events(), Input::Event, queue.clone()));
     tokio::spawn(follow(coordinator.metrics(true), Input::Point, queue.clone()));
     let lines = StreamLogsRequest {
         ranks: Vec::new(),

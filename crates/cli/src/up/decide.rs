@@ -56,6 +56,12 @@ pub(super) fn may_be_replaced(child: ChildKind, exit: Exit) -> bool {
     child == ChildKind::Coordinator && exit == Exit::Code(i32::from(BAD_INPUT))
 }
 
+/// Whether the job goes on with the coordinator that has taken over: whether it has answered that the job has ended, or
+/// not answered, and whether another one takes over from it in turn.
+pub(super) fn goes_on_elsewhere(has_ended: Option<bool>, is_replaced: bool) -> bool {
+    has_ended.map_or(is_replaced, |has_ended| !has_ended)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -93,6 +99,18 @@ mod tests {
     #[test]
     fn a_coordinator_that_had_served_is_restarted_after_bad_input() {
         assert_eq!(after(ChildKind::Coordinator, Exit::Code(2)), NextAction::Restart);
+    }
+
+    #[test]
+    fn a_coordinator_that_has_ended_or_will_never_answer_is_not_followed() {
+        assert!(may_be_replaced(ChildKind::Coordinator, Exit::Code(2)));
+        assert!(!may_be_replaced(ChildKind::Agent, Exit::Code(2)));
+        assert!(!may_be_replaced(ChildKind::Coordinator, Exit::Signal(9)));
+        for is_replaced in [true, false] {
+            assert!(goes_on_elsewhere(Some(false), is_replaced));
+            assert!(!goes_on_elsewhere(Some(true), is_replaced));
+            assert_eq!(goes_on_elsewhere(None, is_replaced), is_replaced);
+        }
     }
 
     #[test]

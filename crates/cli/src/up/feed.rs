@@ -74,7 +74,7 @@ pub(super) async fn statuses(mut coordinator: Coordinator, queue: Queue) {
 /// skipped: they are from earlier runs of the job, or known. Ids do not tell that: a coordinator that has taken over may
 /// give those of its predecessor's last events to others.
 pub(super) async fn events(coordinator: Coordinator, until: u64, queue: Queue) {
-    let mut events = coordinator.events(0);
+    let mut events = coordinator.events();
     while !queue.is_closed() {
         if let Ok(event) = events.next(Duration::ZERO).await {
             if event.unix_millis > until {

@@ -12,12 +12,13 @@ mod run_lock;
 use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use baton_access::{
     AccessRole, ClientCredentials, ServerFiles, TOKEN_VARIABLE, TlsFiles, Token, tokens,
 };
+use baton_console::clock::unix_millis;
 use baton_job::{
     Time,
     exit::{self, Failure, Outcome},
@@ -179,8 +180,8 @@ struct Up {
     stop_request: StopRequest,
     /// When the coordinator last answered.
     last_answer: Time,
-    /// Whether a coordinator of this command writes the job's report.
-    is_reported: bool,
+    /// Whether another coordinator has taken over from that of this command, which then is an agent among others.
+    is_elsewhere: bool,
     /// Time of the newest event that was shown, or before this start, milliseconds since 1970.
     events_until: u64,
     /// The last note about a restart or silence, until the coordinator answers: the same is not said again.
@@ -192,8 +193,6 @@ struct Served {
     coordinator: Coordinator,
     credentials: ClientCredentials,
     feeds: [AbortHandle; 2],
-    /// Whether it has taken over from that of this command, which then is an agent among others.
-    is_elsewhere: bool,
 }
 
 /// Whether the user has asked to stop the job.
@@ -242,7 +241,7 @@ impl Up {
             outcome: None,
             stop_request: StopRequest::NotRequested,
             last_answer: Time(0),
-            is_reported: true,
+            is_elsewhere: false,
             events_until: unix_millis().saturating_sub(1),
             last_restart_note: String::new(),
         })
@@ -379,7 +378,7 @@ impl Up {
         let statuses = feed::statuses(coordinator.clone(), queue());
         let events = feed::events(coordinator.clone(), self.events_until, queue());
         let feeds = [tokio::spawn(statuses), tokio::spawn(events)].map(|feed| feed.abort_handle());
-        Served { coordinator, credentials, feeds, is_elsewhere: false }
+        Served { coordinator, credentials, feeds }
     }
 
     /// The coordinator that has taken over while this one did not answer. One that reports the job's end is none: once it
@@ -392,11 +391,8 @@ impl Up {
                 return None;
             }
         };
-        let goes_on = match other.clone().status().await {
-            Ok(status) => status.outcome.is_none(),
-            Err(_) => is_replaced,
-        };
-        goes_on.then_some(other)
+        let has_ended = other.clone().status().await.ok().map(|status| status.outcome.is_some());
+        decide::goes_on_elsewhere(has_ended, is_replaced).then_some(other)
     }
 
     async fn other_coordinator(
@@ -416,9 +412,8 @@ impl Up {
             "the coordinator was away, and another one has taken over: the job goes on at {url}, with this machine"
         ));
         served.feeds.iter().for_each(AbortHandle::abort);
-        let next = self.serve_by(other, served.credentials.clone());
-        *served = Served { is_elsewhere: true, ..next };
-        self.is_reported = false;
+        *served = self.serve_by(other, served.credentials.clone());
+        self.is_elsewhere = true;
         if self.stop_request != StopRequest::NotRequested {
             self.leave(served);
         }
@@ -458,15 +453,9 @@ impl Up {
     /// Lets this machine leave a job that goes on elsewhere.
     fn leave(&mut self, served: &Served) {
         let url = served.coordinator.address().url();
-        let note = match self.has_others() {
-            true => format!(
-                "this machine leaves, and the job goes on at {url}; `baton drain --coordinator {url}` saves and stops it"
-            ),
-            false => {
-                "this machine leaves as the last one of the job: saving and stopping".to_owned()
-            }
-        };
-        self.display.note(&note);
+        self.display.note(&format!(
+            "this machine leaves the job of {url}; `baton drain --coordinator {url}` saves and stops the others"
+        ));
         if self.agent.is_running() {
             self.agent.signal(Signal::TERM);
         } else {
@@ -477,17 +466,8 @@ impl Up {
     /// The outcome for this machine, once its agent has left.
     fn set_left(&mut self, served: &Served) {
         let url = served.coordinator.address().url();
-        let reason = match self.has_others() {
-            true => format!("this machine has left the job, which goes on at {url}"),
-            false => "this machine has left the job as its last one".to_owned(),
-        };
+        let reason = format!("this machine has left the job of {url}");
         self.set_outcome(Outcome::Drained { reason });
-    }
-
-    /// Whether other machines were there when the coordinator last answered.
-    fn has_others(&self) -> bool {
-        let nodes = self.status.as_ref().map(|status| &status.nodes[..]).unwrap_or_default();
-        nodes.iter().filter(|node| node.attached).count() > 1
     }
 
     // ---- the agent ----
@@ -547,7 +527,7 @@ impl Up {
             return Ok(());
         }
         let result = match (decide::after(kind, exit), kind) {
-            (NextAction::Drained, ChildKind::Agent) if served.is_elsewhere => {
+            (NextAction::Drained, ChildKind::Agent) if self.is_elsewhere => {
                 self.set_left(served);
                 Ok(())
             }
@@ -589,7 +569,7 @@ impl Up {
     /// The agent cannot take part. That ends the job, unless the coordinator has other agents.
     async fn agent_failed(&mut self, exit: Exit, served: &Served) -> Result<(), Failure> {
         let failure = child_failure(&self.agent, exit);
-        if served.is_elsewhere {
+        if self.is_elsewhere {
             return Err(failure);
         }
         tokio::time::sleep(DETACH_TIMEOUT).await;
@@ -718,7 +698,7 @@ impl Up {
         let reason = reason.to_owned();
         self.stop_request =
             StopRequest::Drain { since: self.now(), reason, without_coordinator: false };
-        if served.is_elsewhere {
+        if self.is_elsewhere {
             self.leave(served);
         } else if self.outcome.is_none() {
             self.display.note("saving and stopping; press Ctrl-C again to stop immediately");
@@ -807,7 +787,7 @@ impl Up {
             recipe: &self.args.recipe,
             overrides: &self.args.overrides,
             run_dir: &self.run_dir,
-            is_reported: self.is_reported,
+            is_reported: !self.is_elsewhere,
             validation_set: &self.spec.data.val,
             evaluates: self.spec.model.arch.is_program() || self.spec.model.describe(3).is_some(),
         }
@@ -822,12 +802,6 @@ impl Up {
     fn now(&self) -> Time {
         Time(0).after(self.start.elapsed())
     }
-}
-
-/// Milliseconds since 1970.
-fn unix_millis() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// The outcome if only the exit code of a child is known.
