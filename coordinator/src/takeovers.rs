@@ -53,7 +53,7 @@ const EXPECTED: &[(usize, &str)] = &[
     (1_500, "generations"),
     (15, "claims refused"),
     (300, "replaced"),
-    (100, "restarts"),
+    (40, "restarts"),
     (300, "killed"),
 ];
 
