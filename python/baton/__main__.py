@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import sys
 from collections.abc import Iterable
@@ -140,24 +141,25 @@ def _alert(options: argparse.Namespace) -> int:
     if unknown := (kinds or set()) - set(KINDS.values()):
         raise ValueError(f"--on: {unknown.pop()!r} is none of {', '.join(sorted(set(KINDS.values())))}")
     sent_until = run_dir / place_of(receivers)
-    name, events = _events(run_dir, newest_sent(sent_until))
-    failed = alert(name, events, receivers, sent_until, kinds=kinds)
+    status, events = _events(run_dir, sent_until)
+    failed = alert(status["name"], status["job_id"], events, receivers, sent_until, kinds=kinds)
     if failed:
         print(f"error: {failed} messages could not be sent", file=sys.stderr)
     return 1 if failed else 0
 
 
-def _events(run_dir: Path, after: int) -> tuple[str, Iterable[dict[str, Any]]]:
-    """The name of a job, and its events with a greater id: as they happen, or those of its report if it has ended."""
+def _events(run_dir: Path, sent_until: Path) -> tuple[dict[str, Any], Iterable[dict[str, Any]]]:
+    """A job's status, and those of its events that were not sent: as they happen, or those of its report if it has ended."""
     try:
         job = attach(run_dir)
-        return job.status()["name"], job.watch(after)
+        status = job.status()
+        return status, job.watch(newest_sent(sent_until, status["job_id"], job._call("events", "--tail", "1")))
     except JobError:
-        try:
+        with contextlib.suppress(FileNotFoundError):
             run = Run(run_dir)
-            return run.status()["name"], [event for event in run.events() if event["id"] > after]
-        except FileNotFoundError:
-            pass
+            status, events = run.status(), run.events()
+            after = newest_sent(sent_until, status["job_id"], events)
+            return status, [event for event in events if event["id"] > after]
         raise
 
 

@@ -100,6 +100,7 @@ class Email:
 
 
 def alert(
+    name: str,
     job: str,
     events: Iterable[dict[str, Any]],
     receivers: list[Any],
@@ -108,23 +109,27 @@ def alert(
     kinds: set[str] | None = None,
     sleep: Callable[[float], None] = time.sleep,
 ) -> int:
-    """Sends the events of these kinds (default: all of KINDS) to each receiver; returns how many could not be sent.
+    """Sends the events of these kinds (default: all of KINDS) of the job `job`, called `name`, to each receiver; returns
+    how many could not be sent.
 
-    The newest id is kept in the file `sent_until`, so that no event is sent twice.
+    The job and the newest id are kept in the file `sent_until`, so that no event is sent twice.
     """
     failed = 0
     for event in events:
         kind = KINDS.get(event["kind"])
         if kind is not None and (kinds is None or kind in kinds):
-            failed += sum(not _sent(receiver, job, event, sleep) for receiver in receivers)
-        write_json(sent_until, {"after": event["id"]})
+            failed += sum(not _sent(receiver, name, event, sleep) for receiver in receivers)
+        write_json(sent_until, {"job": job, "after": event["id"]})
     return failed
 
 
-def newest_sent(sent_until: Path) -> int:
-    """The id of the newest event that was sent."""
-    after = read_json(sent_until).get("after", 0)
-    return after if isinstance(after, int) else 0
+def newest_sent(sent_until: Path, job: str, past: list[dict[str, Any]]) -> int:
+    """The id of the newest event of this job that was sent; 0 if none was. `past` has the job's newest event."""
+    known = read_json(sent_until)
+    after: int = known.get("after", 0)
+    # The ids of each job begin at 1. Older versions did not record the job.
+    is_same = known["job"] == job if "job" in known else any(event["id"] >= after for event in past)
+    return after if is_same else 0
 
 
 def place_of(receivers: list[Any]) -> str:
@@ -132,10 +137,10 @@ def place_of(receivers: list[Any]) -> str:
     return f"alert-{hashlib.sha256(repr([vars(one) for one in receivers]).encode()).hexdigest()[:12]}.json"
 
 
-def _sent(receiver: Any, job: str, event: dict[str, Any], sleep: Callable[[float], None]) -> bool:
+def _sent(receiver: Any, name: str, event: dict[str, Any], sleep: Callable[[float], None]) -> bool:
     for number in range(_TRIES):
         try:
-            receiver.send(job, event)
+            receiver.send(name, event)
             return True
         except (OSError, http.client.HTTPException, smtplib.SMTPException) as error:
             # Neither the address nor what a server answered: both may contain a secret.

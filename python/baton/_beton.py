@@ -105,8 +105,8 @@ def write_beton(
 
         Pillow image, or uint8 of shape (height, width, 3)   an RGB image; raw, or JPEG with `jpeg_quality` (1 to 100,
                                                              4:2:0 chroma, by Pillow)
-        integer, bool, float, array or tensor of one number  a number
-        array or tensor of numbers                           an array; all samples have the same shape and type
+        integer, bool, float, array or tensor of one number  a number; the shape is () or (1,)
+        other array or tensor of numbers                     an array; all samples have the same shape and type
         bytes; text, dictionary                              bytes; JSON
 
     All values of a sample together have at most `page_size` bytes, a power of two. An existing file is replaced at the
@@ -151,11 +151,25 @@ def _umask() -> int:
 
 
 def _each(samples: Iterable[Any]) -> Iterator[Any]:
-    """Samples of a dataset that has a length but may have no iterator, or of anything else."""
-    if isinstance(samples, Sized) and hasattr(samples, "__getitem__"):
-        dataset: Any = samples
-        return (dataset[number] for number in range(len(samples)))
-    return iter(samples)
+    """Samples of a dataset that ends by its length alone, also within a progress bar, or of anything else."""
+    dataset: Any = samples
+    wrapped: Any = getattr(samples, "iterable", None)  # By tqdm.
+    if _is_map_style(samples):
+        yield from (dataset[number] for number in range(len(dataset)))
+    elif _is_map_style(wrapped):
+        # The bar itself has to come to the end: cut short, it is shown as failed in a notebook.
+        dataset.iterable = _each(wrapped)
+        try:
+            yield from dataset
+        finally:
+            dataset.iterable = wrapped
+    else:
+        yield from samples
+
+
+def _is_map_style(samples: Any) -> bool:
+    """Whether there is no iterator: Python would count up until an IndexError, which such a dataset need not raise."""
+    return isinstance(samples, Sized) and hasattr(samples, "__getitem__") and not hasattr(type(samples), "__iter__")
 
 
 class _Writer:
@@ -285,6 +299,8 @@ def _plain(value: Any, place: str) -> Any:
             raise TypeError(
                 f"{place}: a tensor of {value.dtype} cannot be stored: convert it, for example to float32"
             ) from None
+    if isinstance(value, np.ndarray) and value.shape == (1,) and value.dtype.kind in "biuf":
+        value = value[0]
     if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
         value = value.item()
     return int(value) if isinstance(value, bool) else value

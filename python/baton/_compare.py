@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any, cast
 
 from baton import _arguments, _programs
 from baton._comparison import Comparison, Difference, comparison
-from baton._export import in_training_mode, loss_metrics, output_size, save, target_values, trace, without_autocast
+from baton._export import (
+    in_training_mode,
+    is_channels_last,
+    loss_metrics,
+    output_size,
+    save,
+    target_values,
+    trace,
+    without_autocast,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -245,7 +254,7 @@ def _eager(model: torch.nn.Module, inputs: _arguments.Inputs, target: torch.Tens
     for buffer in _statistics(norms, in_training=True).values():
         buffer.zero_()
     with torch.enable_grad():
-        output = loss.outputs(model(*inputs.args, **inputs.kwargs))
+        output = loss.outputs(inputs.call(model))
         mean = loss.of(output, target)
     torch.autograd.backward(mean)
     results = {"loss": mean.detach(), "output": output.detach()}
@@ -291,7 +300,7 @@ def _refuse_state_and_randomness(model: torch.nn.Module, inputs: _arguments.Inpu
     for seed in (1, 1, 2):
         torch.manual_seed(seed)
         with torch.no_grad():
-            outputs.append(torch.nan_to_num(loss.outputs(model(*inputs.args, **inputs.kwargs))))
+            outputs.append(torch.nan_to_num(loss.outputs(inputs.call(model))))
     changed = [
         name
         for name, buffer in model.named_buffers()
@@ -321,14 +330,13 @@ def _recipe(
 ) -> str:
     """A recipe of one virtual rank; the keys that a recipe must have, and what the step depends on."""
     fields = {"input_field": inputs.main(loss.task), "extra_fields": inputs.extra_fields(loss.task)}
-    # Both sides must keep weights in the same order in memory.
-    is_channels_last = any(weight.dim() == 4 and not weight.is_contiguous() for weight in model.parameters())
     sections: dict[str, dict[str, Any]] = {
         "model": {
             "arch": "program",
             "program": str(file),
             "num_classes": outputs,
-            "channels_last": is_channels_last,
+            # Both sides must keep weights in the same order in memory.
+            "channels_last": is_channels_last(model),
         },
         "data": {"train": "none", "val": "none", **fields},
         "train": {"epochs": 1, "global_batch": samples, "virtual_ranks": 1},

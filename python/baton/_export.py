@@ -162,7 +162,7 @@ def export(
         inputs=_described(inputs),
         output=_output(outputs),
         metrics=metrics,
-        recipe=_recipe(path, task, inputs, outputs, metrics),
+        recipe=_recipe(path, model, task, inputs, outputs, metrics),
         parameters=sum(parameter.numel() for parameter in parameters),
         trained_parameters=sum(parameter.numel() for parameter in parameters if parameter.requires_grad),
         checked_by=checker if is_checked else None,
@@ -232,10 +232,17 @@ def target_values(inputs: _arguments.Inputs) -> int:
 
 
 def _recipe(
-    path: Path, task: str, inputs: _arguments.Inputs, outputs: int | None, metrics: Sequence[str]
+    path: Path,
+    model: torch.nn.Module,
+    task: str,
+    inputs: _arguments.Inputs,
+    outputs: int | None,
+    metrics: Sequence[str],
 ) -> tuple[str, ...]:
     number = target_values(inputs) if outputs is None else outputs
-    lines = [f'model = {{ arch = "program", program = {json.dumps(str(path))}, num_classes = {number} }}']
+    order = json.dumps(is_channels_last(model))
+    network = f'arch = "program", program = {json.dumps(str(path))}, num_classes = {number}, channels_last = {order}'
+    lines = [f"model = {{ {network} }}"]
     if task == "regression":
         lines.append('loss = { kind = "mse" }')
     if task == "loss":
@@ -243,6 +250,11 @@ def _recipe(
     if fields := inputs.extra_fields(task):
         lines.append(f"data.extra_fields = {json.dumps(fields)}")
     return tuple(lines)
+
+
+def is_channels_last(model: torch.nn.Module) -> bool:
+    """Whether its convolutions have their weights in the order of channels_last, as then have their inputs."""
+    return any(weight.dim() == 4 and not weight.is_contiguous() for weight in model.parameters())
 
 
 @contextlib.contextmanager

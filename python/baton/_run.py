@@ -96,7 +96,7 @@ class Run:
 
         Raises JobError if they cannot be listed.
         """
-        return _programs.call_baton("checkpoint", "ls", "--json", "--dir", self._store())
+        return _programs.call_baton("checkpoint", "ls", "--json", *self._place())
 
     def load_state_dict(self, checkpoint: str | None = None, *, ema: bool = False) -> dict[str, torch.Tensor]:
         """The weights in a checkpoint (default: the newest), or with `ema` their moving average, in f32 on the CPU, for
@@ -113,22 +113,12 @@ class Run:
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "weights.safetensors")
             chosen = ([checkpoint] if checkpoint else []) + (["--ema"] if ema else [])
-            # Another job may have used the store later.
-            place = ("--dir", self._bucket) if self._bucket else ("--run-dir", self.path)
-            _programs.call_baton("checkpoint", "export", *chosen, "--json", *place, "--out", file)
+            _programs.call_baton("checkpoint", "export", *chosen, "--json", *self._place(), "--out", file)
             return load_file(file)
 
-    def _store(self) -> str:
-        """Where the checkpoints are: in the run folder, or where its recipe puts them."""
-        if self._bucket:
-            return self._bucket
-        inside = self.path / "checkpoints"
-        if inside.is_dir():
-            return str(inside)
-        try:
-            return str(self.status()["checkpoint_location"])
-        except FileNotFoundError:
-            return str(inside)
+    def _place(self) -> tuple[str, str]:
+        """Flags of `baton checkpoint`. With the run folder it finds where the job saved, and which checkpoints are its own."""
+        return ("--dir", self._bucket) if self._bucket else ("--run-dir", str(self.path))
 
     def _report(self) -> dict[str, Any]:
         path = self.path / "report.json"

@@ -57,7 +57,7 @@ def _calls(model: torch.nn.Module, inputs: _arguments.Inputs) -> tuple[_Attribut
     is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     devices = [torch.cuda.current_device()] if is_used else []
     with torch.random.fork_rng(devices):
-        return _called_twice(copy.deepcopy(model), inputs, lambda tensor: tensor)
+        return _called_twice(copy.deepcopy(model), inputs, lambda tensor: tensor.clone())
 
 
 def _called_twice(

@@ -9,6 +9,7 @@ is killed, so it is asked what its service or file has.
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
 import re
@@ -31,7 +32,7 @@ _MLFLOW_MAX_VALUES = 1_000
 # After the job's end, a service that does not answer is tried again this often.
 _LAST_ATTEMPTS = 5
 # What is sent, and how the names of its metrics begin.
-_KINDS = {"step": "train/", "evaluation": "val/"}
+_KINDS = {"step": "train/", "evaluation": "val/", "subset_evaluation": "val_subset/"}
 # Columns that are no metrics.
 _NOT_SENT = {"unix_millis", "generation", "step", "total_steps", "steps_per_epoch", "extent", "texts", "samples"}
 
@@ -44,10 +45,10 @@ class Tracker(Protocol):
     """A service that keeps curves."""
 
     run_id: str
-    # The newest step that the service has; None if what was recorded is right.
-    newest: int | None
+    # The newest step of each kind that the service has; None if what was recorded is right.
+    newest: dict[str, int] | None
 
-    def log(self, step: int, unix_millis: int, values: dict[str, float]) -> None: ...
+    def log(self, kind: str, step: int, unix_millis: int, values: dict[str, float]) -> None: ...
 
     def flush(self) -> None:
         """Sends what was logged.
@@ -58,20 +59,43 @@ class Tracker(Protocol):
 
 
 class WandbTracker:
-    """A run of Weights & Biases."""
+    """A run of Weights & Biases.
+
+    Its rows have numbers of their own, which only grow, but an evaluation may come after later steps: each kind has its
+    step as a value too, which is the x axis of its charts.
+    """
 
     def __init__(self, project: str, name: str, folder: Path, known: str | None) -> None:
         import wandb
 
         self._run = wandb.init(project=project, name=name, id=known, resume="allow" if known else None, dir=folder)
         self.run_id = str(self._run.id)
+        for prefix in _KINDS.values():
+            self._run.define_metric(f"{prefix}step")
+            self._run.define_metric(f"{prefix}*", step_metric=f"{prefix}step")
+        self.newest: dict[str, int] | None = None
+        # The newest row, and the kinds that it has. To one of an earlier client nothing can be added.
+        self._row, self._row_kinds = 0, set(_KINDS)
         if self._run.offline:
-            self.newest = _newest_offline_step(folder, self.run_id)
-        else:
-            self.newest = self._run.starting_step - 1 if self._run.resumed else None
+            latest = _latest_offline_values(folder, self.run_id)
+            if "_step" in latest:
+                self._continue(int(latest["_step"]), latest)
+        elif self._run.resumed:
+            self._continue(self._run.starting_step - 1, self._run.summary)
 
-    def log(self, step: int, unix_millis: int, values: dict[str, float]) -> None:
-        self._run.log(values, step=step)
+    def _continue(self, row: int, latest: Any) -> None:
+        """After this row, and these latest values by name."""
+        self._row = row
+        # Older versions sent no steps: the rows have their numbers.
+        steps = {kind: latest.get(f"{prefix}step", row if kind == "step" else 0) for kind, prefix in _KINDS.items()}
+        # The values may have arrived before the rows.
+        self.newest = {kind: min(int(step), row) for kind, step in steps.items()}
+
+    def log(self, kind: str, step: int, unix_millis: int, values: dict[str, float]) -> None:
+        if step > self._row or kind in self._row_kinds:
+            self._row, self._row_kinds = max(step, self._row + 1), set()
+        self._row_kinds.add(kind)
+        self._run.log({**values, f"{_KINDS[kind]}step": step}, step=self._row)
 
     def flush(self) -> None:
         """Its client sends by itself."""
@@ -80,19 +104,16 @@ class WandbTracker:
         self._run.finish(exit_code=0 if succeeded else 1)
 
 
-def _newest_offline_step(folder: Path, run_id: str) -> int | None:
-    """The newest step in the files of an offline run; None if there are none, as after `wandb sync --clean`."""
+def _latest_offline_values(folder: Path, run_id: str) -> dict[str, Any]:
+    """By name, from the files of an offline run; none if there are no files, as after `wandb sync --clean`."""
     from wandb.proto.wandb_internal_pb2 import Record  # type: ignore[attr-defined]  # made when it is imported
 
-    for file in sorted(folder.glob(f"wandb/offline-run-*-{run_id}/*.wandb"), reverse=True):
-        newest = None
+    latest = {}
+    for file in sorted(folder.glob(f"wandb/offline-run-*/run-{run_id}.wandb")):
         for text in leveldb_records(file.read_bytes()):
             for item in Record.FromString(text).history.item:
-                if "_step" in (item.key, *item.nested_key):
-                    newest = int(item.value_json)
-        if newest is not None:
-            return newest
-    return None
+                latest[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
+    return latest
 
 
 def leveldb_records(data: bytes) -> Iterator[bytes]:
@@ -143,7 +164,7 @@ class MlflowTracker:
             self._client.update_run(self.run_id, status="RUNNING")
         self._waiting: list[Any] = []
 
-    def log(self, step: int, unix_millis: int, values: dict[str, float]) -> None:
+    def log(self, kind: str, step: int, unix_millis: int, values: dict[str, float]) -> None:
         self._waiting += [self._metric(name, value, unix_millis, step) for name, value in values.items()]
 
     def flush(self) -> None:
@@ -189,17 +210,20 @@ def track(
     record = _Record(run.path / f"track-{name}.json", place)
     points = _Points(run.path / "metrics.jsonl")
     record.begin(points.newest_job())
-    tracker = _open(run, record, open_tracker, name)
+    tracker: Tracker | None = _open(run, record, open_tracker, name)
     sent, failed, is_reported = 0, 0, False
     while True:
         # Whether it has ended comes first: what it has written last is then there.
         ended = not follow or _has_ended(run)
         try:
+            tracker = tracker or _open(run, record, open_tracker, name)
             for point in points.new():
                 if (job := point.get("job_id")) and job != record.job:
                     # It was started in the run folder of the last one, from fresh weights.
                     tracker.flush()
                     tracker.finish(True)
+                    # If the next one cannot be opened now, nothing may go to this one.
+                    tracker = None
                     record.begin(job)
                     tracker = _open(run, record, open_tracker, name)
                 if not _send(tracker, record, point):
@@ -232,7 +256,7 @@ def _open(run: Run, record: _Record, open_tracker: Callable[[str, str | None], T
     tracker = open_tracker(_title(run), record.run_id)
     record.run_id = tracker.run_id
     if tracker.newest is not None:
-        record.newest = dict.fromkeys(_KINDS, tracker.newest)
+        record.newest = dict(tracker.newest)
     record.write()
     print(f"{run.path}: metrics go to {name}, run {tracker.run_id}", file=sys.stderr)
     return tracker
@@ -314,16 +338,17 @@ class _Points:
 
 def _send(tracker: Tracker, record: _Record, point: dict[str, Any]) -> bool:
     """Returns false if it has been sent before, or is of no kind that is sent."""
-    for kind, prefix in _KINDS.items():
-        value = point.get(kind)
-        if value is None or value["step"] <= record.newest.get(kind, 0):
-            continue
-        row = flat(point, value)
-        values = {prefix + name: number for name, number in row.items() if name not in _NOT_SENT and _is_number(number)}
-        tracker.log(value["step"], point["unix_millis"], values)
-        record.newest[kind] = value["step"]
-        return True
-    return False
+    kind = "evaluation" if point.get("evaluation") else "step"
+    value = point.get(kind)
+    if value and value.get("extent") == "subset":
+        kind = "subset_evaluation"
+    if not value or value["step"] <= record.newest.get(kind, 0):
+        return False
+    row, prefix = flat(point, value), _KINDS[kind]
+    values = {prefix + name: number for name, number in row.items() if name not in _NOT_SENT and _is_number(number)}
+    tracker.log(kind, value["step"], point["unix_millis"], values)
+    record.newest[kind] = value["step"]
+    return True
 
 
 def _is_number(value: Any) -> bool:

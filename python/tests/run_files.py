@@ -15,9 +15,9 @@ def step(millis, generation, step, loss, accuracy):
     return point(millis, generation, step={"step": step, "epoch": 0, "loss": loss, "metrics": top1(accuracy)})
 
 
-def evaluation(millis, generation, step, accuracy, ema=None):
+def evaluation(millis, generation, step, accuracy, ema=None, extent="full"):
     averaged = {"loss": 2.0, "metrics": top1(ema)} if ema else None
-    value = {"step": step, "loss": 1.5, "metrics": top1(accuracy), "ema": averaged, "texts": []}
+    value = {"step": step, "extent": extent, "loss": 1.5, "metrics": top1(accuracy), "ema": averaged, "texts": []}
     return point(millis, generation, evaluation=value)
 
 

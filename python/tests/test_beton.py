@@ -55,6 +55,48 @@ def test_images_and_labels_of_a_dataset_are_read_as_they_were_written(tmp_path):
     assert np.array_equal(dataset[-1][0], image(3))
 
 
+class Stream:
+    """As an IterableDataset of PyTorch's with a length: its base class defines `__getitem__`."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, number):
+        raise NotImplementedError
+
+    def __iter__(self):
+        return ((image(number), number) for number in range(4))
+
+
+def test_a_dataset_that_can_only_be_iterated_over_is_not_indexed(tmp_path):
+    assert [label for _, label in write(tmp_path, Stream())] == [0, 1, 2, 3]
+
+
+class Keyed(Pairs):
+    """Does not end as Python's iteration by number needs it."""
+
+    def __getitem__(self, number):
+        return image(number), {0: 0, 1: 1, 2: 2, 3: 0}[number]
+
+
+class Bar:
+    """As tqdm's."""
+
+    def __init__(self, iterable):
+        self.iterable, self.came_to_its_end = iterable, False
+
+    def __iter__(self):
+        yield from self.iterable
+        self.came_to_its_end = True
+
+
+def test_a_dataset_within_a_progress_bar_ends_by_its_length(tmp_path):
+    for samples, labels in ((Keyed(), [0, 1, 2, 0]), (Stream(), [0, 1, 2, 3])):
+        bar = Bar(samples)
+        assert [label for _, label in write(tmp_path, bar)] == labels
+        assert bar.came_to_its_end and bar.iterable is samples
+
+
 def test_values_of_every_kind_are_read_as_they_were_written(tmp_path):
     samples = [
         {
@@ -81,6 +123,21 @@ def test_values_of_every_kind_are_read_as_they_were_written(tmp_path):
         assert np.array_equal(found["bits"], sample["bits"])
         assert (found["bytes"], found["json"], found["text"]) == (sample["bytes"], sample["json"], "")
         assert found["one"] == number + 0.25
+
+
+def test_an_array_or_tensor_of_one_number_is_a_number(tmp_path):
+    values = {
+        "float": (np.array([0.5]), 0.5),
+        "int": (np.array([7], dtype=np.uint8), 7),
+        "flag": (np.array([True]), 1),
+        "tensor": (Tensor([1.5]), 1.5),
+        "scalar": (Tensor(1.5), 1.5),
+    }
+    sample = {name: value for name, (value, _) in values.items()} | {"array": Tensor([[1.5]])}
+    *found, array = write(tmp_path, [sample])[0]
+    assert found == [expected for _, expected in values.values()]
+    assert [type(value) for value in found] == [float, int, int, float, float]
+    assert array.shape == (1, 1) and array.dtype == np.float32
 
 
 def test_samples_do_not_cross_pages(tmp_path):
@@ -149,6 +206,7 @@ class OfPillow:
         ([(image(0), [1, 2])], "sample 0, label: a list cannot be stored: give a number, an array"),
         ([(np.zeros((2, 0)), 0)], r"an array of float64 with shape \(2, 0\) cannot be stored"),
         ([(np.zeros(3, dtype=complex), 0)], "an array of complex128"),
+        ([(np.array(["a"]), 0)], r"an array of <U1 with shape \(1,\) cannot be stored"),
         ([(1, 1 << 63)], "label: 9223372036854775808 has more than 64 bits"),
         ([(OfPillow("I;16"), 0)], "sample 0, image: an image of mode I;16 has more than 8 bits per value"),
         ([(OfPillow("F"), 0)], r"mode F has more than 8 bits per value.*np\.asarray"),

@@ -49,12 +49,38 @@ def test_a_job_that_ended_while_nobody_listened_is_reported_later(tmp_path, monk
     url.write_text("https://hooks.lab.org/cats")
     assert refused(capsys, "alert", run, "--webhook-file", url) == "error: no coordinator is running"
     events = [{"id": number, "kind": kind} for number, kind in ((86, "saved"), (87, "ended"))]
-    (run / "report.json").write_text(json.dumps({"status": {"name": "cats"}, "events": events}))
+    (run / "report.json").write_text(json.dumps({"status": {"name": "cats", "job_id": "a"}, "events": events}))
     (run / place_of([Webhook("https://hooks.lab.org/cats")])).write_text('{"after": 86}')
     sent = []
-    monkeypatch.setattr("baton.__main__.alert", lambda name, events, *_, **__: sent.append((name, events)) or 0)
+    monkeypatch.setattr("baton.__main__.alert", lambda name, job, events, *_, **__: sent.append((job, events)) or 0)
     assert main(["alert", str(run), "--webhook-file", str(url)]) == 0
-    assert sent == [("cats", events[1:])]
+    assert sent == [("a", events[1:])]
+
+
+def test_a_new_job_in_the_folder_is_reported_from_its_first_event_running_or_ended(
+    tmp_path, monkeypatch, capsys, programs
+):
+    run, url, sent = tmp_path / "run", tmp_path / "url", []
+    add_points(run)
+    url.write_text("https://hooks.lab.org/cats")
+    monkeypatch.setattr(Webhook, "send", lambda self, name, event: sent.append((name, event["id"])))
+    (run / place_of([Webhook("https://hooks.lab.org/cats")])).write_text('{"job": "a", "after": 57}')
+    programs(
+        "baton",
+        """case "$*" in
+        status*) echo '{"name": "cats", "job_id": "b", "phase": "training"}' ;;
+        events*) echo '{"id": 4}' ;;
+        watch*"--after 0 "*) echo '{"id": 4, "kind": "recovered", "message": ""}' ;;
+        *) echo "error: $*" >&2; exit 1 ;;
+        esac""",
+    )
+    assert main(["alert", str(run), "--webhook-file", str(url)]) == 0
+    programs("baton", "echo 'error: no coordinator is running' >&2; exit 1")
+    events = [{"id": number, "kind": "ended", "message": ""} for number in (1, 2)]
+    report = {"status": {"name": "cats", "job_id": "c"}, "events": events}
+    (run / "report.json").write_text(json.dumps(report))
+    assert main(["alert", str(run), "--webhook-file", str(url)]) == 0
+    assert sent == [("cats", 4), ("cats", 1), ("cats", 2)]
 
 
 def test_a_client_that_is_missing_is_named_with_its_command(tmp_path, monkeypatch, capsys, no_programs):
@@ -75,7 +101,7 @@ class UnreliableTracker:
         self.answers, self.calls = answers, 0
         self.waiting, self.taken, self.finished = [], [], False
 
-    def log(self, step, unix_millis, values):
+    def log(self, kind, step, unix_millis, values):
         self.waiting.append(step)
 
     def flush(self):

@@ -2,9 +2,10 @@
 
 import json
 import os
+import sys
 
 import pytest
-from baton._track import track
+from baton._track import TrackerUnavailableError, WandbTracker, track
 from run_files import add_points, evaluation, point, step
 
 
@@ -21,7 +22,7 @@ class Service:
         self.run_id = "r1"
         return self
 
-    def log(self, step, unix_millis, values):
+    def log(self, kind, step, unix_millis, values):
         self.points.append((step, unix_millis, values))
 
     def flush(self):
@@ -61,14 +62,94 @@ def test_what_a_service_has_lost_is_sent_again_and_what_it_has_is_not(followed):
     points = [step(number, 1, number, 1.0, 0.0) for number in range(1, 9)]
     add_points(folder, *points[:6], evaluation(6, 1, 6, 0.5))
     assert send(service) == 7
-    service.newest = 4
+    service.newest = {"step": 4, "evaluation": 5}
     assert send(service) == 3
     assert [step for step, _, _ in service.points[7:]] == [5, 6, 6]
     # Killed before this was recorded.
-    service.newest = 7
+    service.newest = {"step": 7, "evaluation": 6}
     add_points(folder, *points[6:])
     assert send(service) == 1
     assert service.points[-1][0] == 8
+
+
+def test_an_evaluation_that_did_not_follow_its_step_is_sent_later(followed):
+    folder, send = followed
+    service = Service()
+    add_points(folder, step(1, 1, 10, 1.0, 0.0))
+    assert send(service) == 1
+    service.newest = {"step": 10, "evaluation": 0}
+    add_points(folder, evaluation(2, 1, 10, 0.5))
+    assert send(service) == 1
+    assert service.points[-1] == (10, 2, {"val/loss": 1.5, "val/top1": 0.5})
+
+
+def test_evaluations_on_a_subset_have_curves_of_their_own(followed):
+    folder, send = followed
+    service = Service()
+    add_points(folder, evaluation(1, 1, 10, 0.4, extent="subset"), evaluation(2, 1, 10, 0.5))
+    assert send(service) == 2
+    assert service.points == [
+        (10, 1, {"val_subset/loss": 1.5, "val_subset/top1": 0.4}),
+        (10, 2, {"val/loss": 1.5, "val/top1": 0.5}),
+    ]
+    assert send(service) == 0
+
+
+class WandbRun:
+    """Keeps a run's rows as W&B does: values of one step are in one row, and those of an earlier step are lost."""
+
+    id, offline = "w1", False
+
+    def __init__(self):
+        self.rows, self.axes = {}, {}
+
+    def init(self, **_):
+        self.resumed, self.starting_step = bool(self.rows), max(self.rows, default=-1) + 1
+        self.summary = {name: value for step in sorted(self.rows) for name, value in self.rows[step].items()}
+        return self
+
+    def define_metric(self, name, step_metric=None):
+        self.axes[name] = step_metric
+
+    def log(self, values, step):
+        if step >= max(self.starting_step, *self.rows, 0):
+            self.rows.setdefault(step, {}).update(values)
+
+    def finish(self, exit_code):
+        pass
+
+    def curve(self, name):
+        axis = self.axes[name.partition("/")[0] + "/*"]
+        return [(row[axis], row[name]) for _, row in sorted(self.rows.items()) if name in row]
+
+
+def test_wandb_gets_each_evaluation_also_after_later_steps_and_after_an_interruption(followed, monkeypatch):
+    folder, _ = followed
+    service = WandbRun()
+    monkeypatch.setitem(sys.modules, "wandb", service)
+
+    def send(*points):
+        add_points(folder, *points)
+        return track(folder, lambda title, known: WandbTracker("cats", title, folder, known), "wandb", "cats")
+
+    steps = [step(number, 1, number, 1.0 / number, 0.0) for number in range(1, 41)]
+    assert send(*steps[:10]) == 10
+    assert send(evaluation(10, 1, 10, 0.1), evaluation(10, 1, 10, 0.2, extent="subset")) == 2
+    # The coordinator was away: the steps come first.
+    late = [evaluation(number, 1, number, number / 100) for number in (15, 20, 25)]
+    assert send(*steps[10:30], *late) == 23
+    assert send(*steps[30:]) == 10
+    assert send() == 0
+    assert [at for at, _ in service.curve("train/loss")] == [*range(1, 41)]
+    assert service.curve("val/top1") == [(10, 0.1), (15, 0.15), (20, 0.2), (25, 0.25)]
+    assert service.curve("val_subset/top1") == [(10, 0.2)]
+
+
+def test_a_run_of_wandb_of_an_older_version_is_continued(tmp_path, monkeypatch):
+    service = WandbRun()
+    service.rows = {10: {"train/loss": 1.0, "val/loss": 2.0}}
+    monkeypatch.setitem(sys.modules, "wandb", service)
+    assert WandbTracker("cats", "cats", tmp_path, "w1").newest == {"step": 10, "evaluation": 0, "subset_evaluation": 0}
 
 
 def began(millis, at, job):
@@ -101,6 +182,26 @@ def test_a_new_job_while_the_folder_is_followed_is_a_new_run(followed, monkeypat
     assert send(service) == 2
     assert service.opened == [("cats", None), ("cats", None)] and service.finished == [True, True]
     assert [values["train/loss"] for _, _, values in service.points] == [2.0, 3.0]
+
+
+def test_points_of_a_new_job_wait_until_its_run_is_opened(followed, monkeypatch):
+    folder, _ = followed
+    first, second = Service(), Service()
+    answers = iter([first, None, second])
+
+    def open_tracker(title, known):
+        if (service := next(answers)) is None:
+            raise TrackerUnavailableError("it does not answer")
+        return service.open(title, known)
+
+    add_points(folder, began(1, 0, "a"), step(2, 1, 10, 2.0, 0.1))
+    new = [began(3, 0, "b"), step(4, 1, 10, 3.0, 0.1)]
+    monkeypatch.setattr("baton._track._has_ended", lambda run: len(first.points + second.points) > 1)
+    monkeypatch.setattr("time.sleep", lambda _: [add_points(folder, *new), new.clear()])
+    assert track(folder, open_tracker, "fake", "cats") == 2
+    assert [values["train/loss"] for _, _, values in first.points] == [2.0]
+    assert [values["train/loss"] for _, _, values in second.points] == [3.0]
+    assert (first.finished, second.opened, second.finished) == ([True], [("cats", None)], [True])
 
 
 def test_another_place_in_the_service_is_refused(followed):

@@ -141,6 +141,23 @@ def test_a_model_that_changes_itself_is_refused_with_the_buffer():
         baton.compare(model, batch())
 
 
+def test_a_model_may_change_its_inputs_in_place_and_the_batch_stays_as_it_is():
+    class Centred(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(3 * SIDE * SIDE, CLASSES)
+
+        def forward(self, x):
+            x -= 0.5
+            return self.fc(x.flatten(1))
+
+    data = batch()
+    kept = data[0].clone()
+    found = baton.compare(Centred(), data)
+    assert found.is_equal, str(found)
+    assert torch.equal(data[0], kept)
+
+
 def test_a_loss_of_nan_proves_nothing_and_is_refused():
     inputs, target = batch()
     with pytest.raises(ValueError, match="the loss of this batch is nan"):

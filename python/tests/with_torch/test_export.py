@@ -41,7 +41,7 @@ def test_the_file_says_what_the_numbers_mean(tmp_path):
     assert summary.parameters == sum(parameter.numel() for parameter in Small().parameters())
     assert f"{path}: accepted by " in str(summary)
     assert "input       image float32 (samples, 3, 8, 8)" in str(summary)
-    model = f'model = {{ arch = "program", program = "{path}", num_classes = {CLASSES} }}'
+    model = f'model = {{ arch = "program", program = "{path}", num_classes = {CLASSES}, channels_last = false }}'
     assert (summary.recipe, summary.metrics) == ((model,), ())
     assert str(summary).endswith(f"\n  recipe      {model}")
 
@@ -148,7 +148,7 @@ def test_a_model_that_computes_its_loss_is_described_with_its_recipe(tmp_path, f
     assert (summary.output, summary.metrics) == ((None,), ("accuracy", "probability_error"))
     # The images are the main input.
     assert summary.recipe == (
-        f'model = {{ arch = "program", program = "{path}", num_classes = 1 }}',
+        f'model = {{ arch = "program", program = "{path}", num_classes = 1, channels_last = false }}',
         'loss = { kind = "program", metrics = ["accuracy", "probability_error"] }',
         'data.extra_fields = ["age"]',
     )
@@ -169,7 +169,7 @@ def test_a_loss_alone_has_no_metrics_and_the_target_may_have_several_values(tmp_
     for function in (model.function, lambda x, target: {"loss": model.function(x, target)}):
         summary = export(Function(function), tmp_path / "net.pt2", example, task="loss")
         assert summary.metrics == ()
-        assert summary.recipe[0].endswith(f"num_classes = {CLASSES} }}")
+        assert summary.recipe[0].endswith(f"num_classes = {CLASSES}, channels_last = false }}")
         assert summary.recipe[1:] == ('loss = { kind = "program" }',)
 
 

@@ -10,22 +10,27 @@ import baton
 import pytest
 from baton.__main__ import main
 from baton._track import leveldb_records
+from run_files import add_points, evaluation, step
 
 pytestmark = pytest.mark.usefixtures("real_programs")
 ROOT = Path(__file__).resolve().parents[3]
 
 
 def wandb_history(folder):
-    """Name and step of every value of the offline runs in a folder, and the ids of the runs."""
+    """Name and step of every value of the offline runs in a folder, and the ids of the runs.
+
+    Rows that are not of a greater number than the one before would be lost."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    found, runs = collections.Counter(), set()
-    for path in folder.glob("wandb/offline-run-*/*.wandb"):
+    found, runs, newest = collections.Counter(), set(), 0
+    for path in sorted(folder.glob("wandb/offline-run-*/*.wandb")):
         for record in map(Record.FromString, leveldb_records(path.read_bytes())):
             if record.WhichOneof("record_type") == "run":
                 runs.add(record.run.run_id)
-            row = {".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
-            found.update((name, row["_step"]) for name in row if "/" in name)
+            row = {"/".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+            assert row.get("_step", newest + 1) > newest
+            newest = row.get("_step", newest)
+            found.update((name, row[f"{name.partition('/')[0]}/step"]) for name in row if "/" in name)
     return found, runs
 
 
@@ -68,6 +73,23 @@ def test_a_job_with_two_interruptions_is_one_run_with_every_value_once(tmp_path,
     for name in ("train/loss", "val/top1"):
         steps = [metric.step for metric in client.get_metric_history(tracked.info.run_id, name)]
         assert sorted(steps) == sorted(step for wanted, step in expected if wanted == name)
+
+
+def test_wandb_gets_evaluations_that_come_after_later_steps_and_after_an_interruption(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    folder = tmp_path / "run"
+    steps = [step(number, 1, number, 1.0 / number, 0.0) for number in range(1, 31)]
+    late = [evaluation(number, 1, number, 0.5) for number in (15, 18, 20)]
+    at_once = [evaluation(10, 1, 10, 0.4, extent="subset"), evaluation(10, 1, 10, 0.5)]
+    for points in (steps[:10], at_once, [*steps[10:20], *late], steps[20:]):
+        add_points(folder, *points)
+        assert main(["track", str(folder), "--wandb", "cats", "--once"]) == 0
+        assert f"{len(points)} points sent" in capsys.readouterr().out
+    found, runs = wandb_history(folder)
+    assert len(runs) == 1 and set(found.values()) == {1}
+    assert {at for name, at in found if name == "train/loss"} == set(range(1, 31))
+    assert {at for name, at in found if name == "val/top1"} == {10, 15, 18, 20}
+    assert ("val_subset/top1", 10) in found
 
 
 def test_an_mlflow_that_cannot_be_reached_is_named_within_seconds(tmp_path, monkeypatch, capsys):
