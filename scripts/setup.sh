@@ -180,13 +180,13 @@ pip_install() {
     local target=$1
     shift
     # pip unpacks in TMPDIR before it moves: next to the target a move is a rename, and gigabytes do not
-    # have to fit into a /tmp in memory. A user's pip.conf may set `user`, which --target forbids.
+    # have to fit into a /tmp in memory. A user's pip.conf may set `user`, which --target forbids. As variables, since
+    # an old pip rejects an option that it does not know.
     rm -rf "$target.tmp"
     mkdir -p "$target.tmp"
     local result=0
-    TMPDIR="$PWD/$target.tmp" PIP_USER=0 python3 -m pip install --quiet --no-input \
-        --disable-pip-version-check --no-warn-script-location --root-user-action=ignore \
-        --target "$target" "$@" || result=$?
+    TMPDIR="$PWD/$target.tmp" PIP_USER=0 PIP_ROOT_USER_ACTION=ignore python3 -m pip install --quiet --no-input \
+        --disable-pip-version-check --no-warn-script-location --target "$target" "$@" || result=$?
     rm -rf "$target.tmp"
     return $result
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Checks the systemd units: that systemd accepts them, their exposure level, and that their flags and exit codes match
-# the programs.
+# Checks the systemd units: that systemd accepts them, their exposure level, that ranks may save, and that their flags
+# and exit codes match the programs.
 #
 #   scripts/deploy/systemd.sh [PROGRAMS]
 set -euo pipefail
@@ -66,6 +66,18 @@ for unit in coordinator:serve agent:agent; do
         grep -qE -- "(^|[ ,])$flag( |$)" <<<"$help" || fail "baton-$name.service uses $flag, which is not a flag of $program"
     done
 done
+
+# Without `checkpoint.dir`, ranks save in the coordinator's run folder, where the agent's unit must let them write. The
+# coordinator's unit must have created this folder before the agent starts.
+run_dir=$(sed -nE 's/^ExecStart=.* --run-dir ([^ ]+).*/\1/p' deploy/systemd/baton-coordinator.service)
+store=${run_dir#/var/lib/}/checkpoints
+grep -qE "^StateDirectory=(.* )?$store( |\$)" deploy/systemd/baton-coordinator.service ||
+    fail "baton-coordinator.service must create /var/lib/$store with StateDirectory"
+grep -qE "^ReadWritePaths=(.* )?-/var/lib/$store( |\$)" deploy/systemd/baton-agent.service ||
+    fail "baton-agent.service must have ReadWritePaths=-/var/lib/$store"
+grep -qE '^After=(.* )?baton-coordinator\.service( |$)' deploy/systemd/baton-agent.service ||
+    fail "baton-agent.service must start after baton-coordinator.service"
+echo "systemd: ranks may save in the default folder"
 
 # Exit codes by name, from their definition.
 code() { sed -nE "s/^pub const $1: u8 = ([0-9]+);.*/\1/p" crates/job/src/exit.rs; }

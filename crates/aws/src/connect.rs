@@ -63,8 +63,6 @@ const COORDINATOR_PORT: u16 = 29600;
 const TUNNEL_TIMEOUT: Duration = Duration::from_secs(40);
 
 pub(super) async fn run(args: &Args) -> Result<u8, Failure> {
-    let api = args.flags.aws.api();
-    let (instance, credentials) = find(&api, &args.flags)?;
     let port = match (args.port, args.command.is_empty()) {
         (Some(port), _) => port,
         (None, true) => COORDINATOR_PORT,
@@ -72,6 +70,9 @@ pub(super) async fn run(args: &Args) -> Result<u8, Failure> {
             free_port().map_err(|error| failed(format!("no port is free: {error}")))?
         }
     };
+    check_is_free(port)?;
+    let api = args.flags.aws.api();
+    let (instance, credentials) = find(&api, &args.flags)?;
     let environment = environment(port, credentials.as_ref());
     let mut tunnel = Tunnel::open(session(&api, &instance, port), &instance, port).await?;
     if args.command.is_empty() {
@@ -146,6 +147,17 @@ fn free_port() -> io::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
+/// Checks that no program has the port: it would be mistaken for the tunnel, for instance another job's coordinator.
+fn check_is_free(port: u16) -> Result<(), Failure> {
+    match TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+            Err(bad_input(format!("port {port} is in use: --port chooses another one")))
+        }
+        Err(error) => Err(bad_input(format!("port {port}: {error}: --port chooses another one"))),
+    }
+}
+
 /// Credentials of an operator of a job on several nodes, in a folder that is removed on drop.
 struct Credentials(PathBuf);
 
@@ -197,13 +209,17 @@ fn session(api: &AwsCli, instance: &str, port: u16) -> Command {
 }
 
 /// The AWS CLI and its plugin, in their own process group, because the CLI does not end the plugin.
-struct Tunnel(Child);
+struct Tunnel {
+    child: Child,
+    /// What it has printed to standard error.
+    stderr: Vec<u8>,
+}
 
 impl Tunnel {
     async fn open(mut command: Command, instance: &str, port: u16) -> Result<Self, Failure> {
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped()).process_group(0);
         let child = command.spawn().map_err(|error| Error::not_started(&error))?;
-        let mut tunnel = Self(child);
+        let mut tunnel = Self { child, stderr: Vec::new() };
         let deadline = Instant::now() + TUNNEL_TIMEOUT;
         while TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.is_err() {
             let pause = tokio::time::sleep(Duration::from_millis(200));
@@ -221,20 +237,19 @@ impl Tunnel {
         Ok(tunnel)
     }
 
-    /// Waits until the tunnel ends and returns the reason.
+    /// Waits until the tunnel ends and returns the reason. Cancel-safe: what was read until then is kept.
     async fn ended(&mut self) -> Failure {
-        let mut stderr_text = String::new();
-        if let Some(stderr) = &mut self.0.stderr {
-            let _ = stderr.read_to_string(&mut stderr_text).await;
+        if let Some(stderr) = &mut self.child.stderr {
+            while stderr.read_buf(&mut self.stderr).await.is_ok_and(|bytes| bytes > 0) {}
         }
-        let _ = self.0.wait().await;
-        Error::parse(&stderr_text, &SESSION).into()
+        let _ = self.child.wait().await;
+        Error::parse(&String::from_utf8_lossy(&self.stderr), &SESSION).into()
     }
 }
 
 impl Drop for Tunnel {
     fn drop(&mut self) {
-        let group = self.0.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
+        let group = self.child.id().and_then(|id| i32::try_from(id).ok()).and_then(Pid::from_raw);
         if let Some(group) = group {
             let _ = kill_process_group(group, Signal::TERM);
         }
@@ -276,6 +291,16 @@ mod tests {
         assert_eq!(serde_json::to_value(&tunnel).unwrap(), expected);
     }
 
+    #[test]
+    fn a_port_that_another_program_has_is_not_used() {
+        let other = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let port = other.local_addr().unwrap().port();
+        let failure = check_is_free(port).unwrap_err();
+        let expected = format!("port {port} is in use: --port chooses another one");
+        assert_eq!(failure.message, expected);
+        check_is_free(0).unwrap();
+    }
+
     #[tokio::test]
     async fn a_session_that_cannot_start_fails_with_reason_and_remedy() {
         for (stderr, expected) in [
@@ -296,6 +321,15 @@ mod tests {
             let Err(failure) = opened else { panic!("{stderr}") };
             assert!(failure.message.contains(expected), "{failure}");
         }
+        // Its message comes in two parts, while the port is polled several times.
+        let mut command = Command::new("sh");
+        command.args([
+            "-c",
+            "printf 'An error occurred (TargetNotConnected) when calling ' >&2; sleep 0.7; \
+             echo 'the StartSession operation: i-0 is not connected.' >&2; exit 254",
+        ]);
+        let Err(failure) = Tunnel::open(command, "i-0", 0).await else { panic!() };
+        assert!(failure.message.contains("StartSession (TargetNotConnected): i-0"), "{failure}");
         let nothing = Command::new("/nowhere/aws");
         let Err(failure) = Tunnel::open(nothing, "i-0", 0).await else { panic!() };
         assert!(failure.message.contains("install the AWS CLI"), "{failure}");

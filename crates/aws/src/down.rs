@@ -26,7 +26,8 @@ Examples:
   baton aws down --name imagenet --yes
   baton aws down --delete-data              delete checkpoints, logs and the volume too
 
-Machines that train get two minutes to save. `baton aws up` with the same recipe resumes where they stopped.")]
+Machines that train get two minutes to save. `baton aws up` with the same recipe, --name and --bucket resumes where
+they stopped.")]
 pub struct Args {
     /// Job name, if there are several jobs
     #[arg(long, value_name = "NAME")]
@@ -166,7 +167,9 @@ fn remove(api: &impl Api, job: &Job, args: &Args) -> Result<(), Failure> {
     }
     let url = url.as_deref();
     let kept_data = KeptData::new(job, args.delete_data, url, &kept);
-    json::print(args.json, &kept_data, |_| remaining(job, args.delete_data, url, &kept).join("\n"));
+    json::print(args.json, &kept_data, |_| {
+        remaining(job, args.delete_data, url, &kept, &args.aws).join("\n")
+    });
     Ok(())
 }
 
@@ -188,7 +191,13 @@ fn end_machines(api: &impl Api, job: &Job) -> Result<(), Failure> {
 }
 
 /// Lines that list what is kept, with its cost and the command that removes it.
-fn remaining(job: &Job, delete_data: bool, url: Option<&str>, kept: &[Volume]) -> Vec<String> {
+fn remaining(
+    job: &Job,
+    delete_data: bool,
+    url: Option<&str>,
+    kept: &[Volume],
+    aws: &AwsFlags,
+) -> Vec<String> {
     let kept_url = url.filter(|_| !delete_data);
     if kept_url.is_none() && kept.is_empty() && (url.is_some() || !delete_data) {
         return vec![format!("{job}: nothing is left")];
@@ -214,8 +223,10 @@ fn remaining(job: &Job, delete_data: bool, url: Option<&str>, kept: &[Volume]) -
         )
     }));
     if let Some((bucket, _)) = kept_url.and_then(|url| url.strip_prefix("s3://")?.split_once('/')) {
+        let flags = aws.text();
         lines.push(format!(
-            "`baton aws up` with the same recipe resumes the job; `baton aws down --name {job} --delete-data --bucket {bucket}` removes these too"
+            "`baton aws up RECIPE --name {job} --bucket {bucket}{flags}` with the same recipe resumes the job; \
+             `baton aws down --name {job} --delete-data --bucket {bucket}{flags}` removes these too"
         ));
     }
     lines
@@ -306,13 +317,22 @@ mod tests {
     }
 
     #[test]
-    fn what_remains_is_listed_with_the_command_that_removes_it() {
-        let job = "digits".parse().unwrap();
-        assert_eq!(remaining(&job, true, Some("s3://b/digits"), &[]), ["digits: nothing is left"]);
-        let text = remaining(&job, true, None, &[]).join("\n");
+    fn what_remains_is_listed_with_the_commands_that_resume_and_remove_it() {
+        let job: Job = "digits".parse().unwrap();
+        let remaining = |delete_data: bool, url: Option<&str>, aws: &AwsFlags| {
+            remaining(&job, delete_data, url, &[], aws).join("\n")
+        };
+        let no_flags = AwsFlags::default();
+        let text = remaining(true, Some("s3://b/digits"), &no_flags);
+        assert_eq!(text, "digits: nothing is left");
+        let text = remaining(true, None, &no_flags);
         assert!(text.contains("name it with --bucket"), "{text}");
-        let text = remaining(&job, false, Some("s3://b/digits"), &[]).join("\n");
+        let text = remaining(false, Some("s3://b/digits"), &no_flags);
         assert!(text.contains("--delete-data --bucket b`"), "{text}");
+        assert!(text.contains("`baton aws up RECIPE --name digits --bucket b`"), "{text}");
+        let region = AwsFlags { region: Some("eu-west-1".to_owned()), profile: None };
+        let text = remaining(false, Some("s3://b/digits"), &region);
+        assert_eq!(text.matches("--bucket b --region eu-west-1`").count(), 2, "{text}");
     }
 
     #[test]

@@ -251,8 +251,8 @@ pub(super) fn stages(api: &impl Api, stack: &Stack) -> Result<BTreeMap<String, S
 
 /// The newest report of any coordinator of the job.
 pub(super) fn report(api: &impl Api, stack: &Stack) -> Result<Option<JobReport>, Failure> {
-    let instances = machines_with_file(api, stack, "status.json")?;
-    let Some(instance) = instances.last() else { return Ok(None) };
+    let reports = machine_files(api, stack, "status.json")?;
+    let Some(MachineFile { instance, .. }) = reports.last() else { return Ok(None) };
     let json = read(api, stack, instance, "status.json")?
         .and_then(|text| serde_json::from_slice::<Value>(&text).ok());
     Ok(json.and_then(|json| {
@@ -265,12 +265,21 @@ pub(super) fn report(api: &impl Api, stack: &Stack) -> Result<Option<JobReport>,
     }))
 }
 
-/// The machines that have written this file, ordered by the time of their last write.
-pub(super) fn machines_with_file(
+/// A file that a machine has written.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct MachineFile {
+    /// Time of the last write.
+    pub(super) written: SystemTime,
+    /// Instance id of the machine.
+    pub(super) instance: String,
+}
+
+/// The files of this name that machines have written, ordered by the time of their last write.
+pub(super) fn machine_files(
     api: &impl Api,
     stack: &Stack,
     file: &str,
-) -> Result<Vec<String>, Failure> {
+) -> Result<Vec<MachineFile>, Failure> {
     let prefix = format!("{}/machines/", stack.parameter("Job"));
     let answer = api.find(&[
         "s3api",
@@ -281,20 +290,23 @@ pub(super) fn machines_with_file(
         &prefix,
     ])?;
     let answer = answer.unwrap_or_default();
-    let mut found: Vec<(String, String)> = list(&answer, "Contents")
+    let mut found: Vec<MachineFile> = list(&answer, "Contents")
         .filter_map(|object| {
             let (instance, name) =
                 object["Key"].as_str()?.strip_prefix(&prefix)?.split_once('/')?;
-            (name == file).then(|| {
-                (
-                    object["LastModified"].as_str().unwrap_or_default().to_owned(),
-                    instance.to_owned(),
-                )
+            (name == file).then(|| MachineFile {
+                written: object["LastModified"].as_str().and_then(time).unwrap_or(UNIX_EPOCH),
+                instance: instance.to_owned(),
             })
         })
         .collect();
     found.sort();
-    Ok(found.into_iter().map(|(_, instance)| instance).collect())
+    Ok(found)
+}
+
+/// Parses a time as the AWS CLI prints it.
+fn time(text: &str) -> Option<SystemTime> {
+    humantime::parse_rfc3339_weak(&text.replace("+00:00", "Z")).ok()
 }
 
 /// Content of a file that a machine has written, if there is one.
@@ -366,6 +378,15 @@ mod tests {
             let failure = Fleet::query(&api, &job()).unwrap().launch_failure.unwrap();
             assert!(failure.starts_with(message) && failure.contains(expected), "{failure}");
         }
+    }
+
+    #[test]
+    fn the_times_of_the_aws_cli_are_parsed() {
+        let expected = UNIX_EPOCH + std::time::Duration::from_secs(86_400);
+        for text in ["1970-01-02T00:00:00+00:00", "1970-01-02T00:00:00.000Z"] {
+            assert_eq!(time(text), Some(expected), "{text}");
+        }
+        assert_eq!(time("yesterday"), None);
     }
 
     #[test]

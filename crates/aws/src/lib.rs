@@ -76,6 +76,13 @@ impl AwsFlags {
     fn api(&self) -> AwsCli {
         AwsCli::new(self.region.as_deref(), self.profile.as_deref())
     }
+
+    /// The flags as text for a printed command: a space before each, nothing if none is given.
+    fn text(&self) -> String {
+        let flags = [("--region", &self.region), ("--profile", &self.profile)];
+        let given = flags.into_iter().filter_map(|(flag, value)| Some((flag, value.as_ref()?)));
+        given.fold(String::new(), |text, (flag, value)| format!("{text} {flag} {value}"))
+    }
 }
 
 /// Flags of the commands about a launched job.

@@ -2,11 +2,17 @@
 
 use std::{thread, time::Duration};
 
-use baton_console::{failure::bad_input, json};
+use baton_console::{failure::bad_input, json, output};
 use baton_job::exit::Failure;
 use serde::Serialize;
 
-use crate::{JobFlags, api::Api, fleet, stack};
+use crate::{
+    JobFlags,
+    api::Api,
+    fleet::{self, MachineFile},
+    market::list,
+    stack,
+};
 
 /// Show a machine's log: its start, the coordinator, the agent and its ranks
 #[derive(Debug, clap::Args)]
@@ -25,7 +31,8 @@ pub struct Args {
     /// List the machines that have logged, without their logs
     #[arg(long, conflicts_with = "follow")]
     list: bool,
-    /// Keep printing new lines, every 15 seconds
+    /// Keep printing new lines, every 15 seconds, until a minute after the job's last machine; without INSTANCE, go on
+    /// with the next machine when this one is replaced
     #[arg(short, long)]
     follow: bool,
     /// Print one JSON object per line
@@ -44,46 +51,92 @@ struct LoggedLine<'a> {
 
 /// Poll interval of `--follow`; a machine writes its log about as often.
 const LOG_POLL_INTERVAL: Duration = Duration::from_secs(15);
+/// A log that is older than the job's newest log by this much is stale: a running machine writes its log more often.
+const STALE_AFTER: Duration = Duration::from_secs(60);
+/// Polls in a row without a new line after which the log of a job without machines is complete: a machine that ends
+/// writes its log a last time, and until then as rarely as this command polls.
+const QUIET_POLLS: u64 = STALE_AFTER.as_secs() / LOG_POLL_INTERVAL.as_secs() + 1;
+/// File to which a machine copies its log.
+const LOG_FILE: &str = "log.txt";
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    show(&args.flags.aws.api(), args)
+    show(&args.flags.aws.api(), args, LOG_POLL_INTERVAL)
 }
 
-fn show(api: &impl Api, args: &Args) -> Result<(), Failure> {
+fn show(api: &impl Api, args: &Args, poll_interval: Duration) -> Result<(), Failure> {
     let job = args.flags.job(api)?;
     let stack = stack::get(api, &job)?;
-    let machines = fleet::machines_with_file(api, &stack, "log.txt")?;
     if args.list {
-        for instance in &machines {
-            let listed = LoggedLine { instance, line: None };
+        for MachineFile { instance, .. } in fleet::machine_files(api, &stack, LOG_FILE)? {
+            let listed = LoggedLine { instance: &instance, line: None };
             json::print(args.json, &listed, |_| instance.clone());
         }
         return Ok(());
     }
-    let Some(instance) = args.instance.as_ref().or(machines.last()) else {
-        return Err(bad_input(format!(
-            "no machine of {job} has logged yet: `baton aws status` shows what they are doing; \
-             `aws ec2 get-console-output --latest --instance-id …` shows a start that failed before Baton's scripts ran"
-        )));
-    };
-    let mut last = String::new();
+    let mut shown_instance: Option<String> = None;
+    let mut shown_text = String::new();
+    let mut quiet_polls = 0;
     loop {
-        let text = fleet::read(api, &stack, instance, "log.txt")?.ok_or_else(|| {
+        // `baton aws down` sets the group to 0 before its machines have saved and ended.
+        let has_ended = args.follow && {
+            let group = fleet::group(api, &job)?;
+            fleet::desired_capacity(&group) == 0 && list(&group, "Instances").next().is_none()
+        };
+        let instance = match &args.instance {
+            Some(instance) => instance.clone(),
+            None => {
+                let logs = fleet::machine_files(api, &stack, LOG_FILE)?;
+                choose(&logs, shown_instance.as_deref()).ok_or_else(|| {
+                    bad_input(format!(
+                        "no machine of {job} has logged yet: `baton aws status` shows what they are doing; \
+                         `aws ec2 get-console-output --latest --instance-id …` shows a start that failed before Baton's scripts ran"
+                    ))
+                })?
+            }
+        };
+        if let Some(previous) = &shown_instance
+            && *previous != instance
+        {
+            output::note(format_args!(
+                "{previous} no longer writes its log; the log of {instance} follows"
+            ));
+            shown_text.clear();
+        }
+        let text = fleet::read(api, &stack, &instance, LOG_FILE)?.ok_or_else(|| {
             bad_input(format!(
                 "{instance} has logged nothing: `baton aws logs --list` lists the machines that have"
             ))
         })?;
         let text = String::from_utf8_lossy(&text).into_owned();
-        for line in new_lines(&last, &text) {
-            let logged = LoggedLine { instance, line: Some(line) };
+        let lines = new_lines(&shown_text, &text);
+        quiet_polls = if has_ended && lines.is_empty() { quiet_polls + 1 } else { 0 };
+        let is_over = !args.follow || quiet_polls >= QUIET_POLLS;
+        for line in lines {
+            let logged = LoggedLine { instance: &instance, line: Some(line) };
             json::print(args.json, &logged, |_| line.to_owned());
         }
-        last = text;
-        if !args.follow {
+        if is_over {
             return Ok(());
         }
-        thread::sleep(LOG_POLL_INTERVAL);
+        (shown_instance, shown_text) = (Some(instance), text);
+        thread::sleep(poll_interval);
     }
+}
+
+/// The machine whose log to show next: the one shown so far while it still writes its log, otherwise the one that wrote
+/// last. On several nodes all machines write all the time, so the one that wrote last changes with every poll.
+fn choose(logs: &[MachineFile], shown: Option<&str>) -> Option<String> {
+    let newest = logs.last()?;
+    let current = logs.iter().find(|log| Some(log.instance.as_str()) == shown);
+    let chosen = match current {
+        Some(log)
+            if newest.written.duration_since(log.written).unwrap_or_default() < STALE_AFTER =>
+        {
+            log
+        }
+        _ => newest,
+    };
+    Some(chosen.instance.clone())
 }
 
 /// The lines of `now` after the last line of `shown`; all lines if that line is no longer in the log, because a long
@@ -99,7 +152,9 @@ fn new_lines<'a>(shown: &str, now: &'a str) -> Vec<&'a str> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use std::time::UNIX_EPOCH;
+
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::testing::{ScriptedApi, break_each, launched_answers};
@@ -114,32 +169,133 @@ mod tests {
         }
     }
 
+    fn following(instance: Option<&str>) -> Args {
+        Args { follow: true, ..args(instance) }
+    }
+
+    /// Adds the answer to a query of the machines that have logged, each with the time of day of its last write.
+    fn log_answers(script: ScriptedApi, logs: &[(&str, &str)]) -> ScriptedApi {
+        let objects: Vec<Value> = logs
+            .iter()
+            .map(|(name, at)| {
+                json!({"Key": format!("digits/machines/{name}/log.txt"), "LastModified": format!("2026-11-22T{at}+00:00")})
+            })
+            .collect();
+        script.answer("list-objects-v2", json!({"Contents": objects}))
+    }
+
+    /// Adds the answer to a query of the group.
+    fn group_answer(script: ScriptedApi, desired: u64) -> ScriptedApi {
+        let groups = json!({"AutoScalingGroups": [{"DesiredCapacity": desired}]});
+        script.answer("describe-auto-scaling-groups", groups)
+    }
+
+    /// Adds the answers to one poll of `--follow`.
+    fn poll_answers(
+        script: ScriptedApi,
+        desired: u64,
+        logs: &[(&str, &str)],
+        (instance, text): (&str, &str),
+    ) -> ScriptedApi {
+        log_answers(group_answer(script, desired), logs)
+            .bytes(&format!("machines/{instance}/log.txt"), text.as_bytes())
+    }
+
     fn answers() -> ScriptedApi {
-        let object = |name: &str, at: &str| json!({"Key": format!("digits/machines/{name}/log.txt"), "LastModified": at});
-        let objects =
-            [object("i-2", "2026-11-22T10:00:00Z"), object("i-1", "2026-11-22T09:00:00Z")];
-        launched_answers("1")
-            .answer("list-objects-v2", json!({"Contents": objects}))
+        log_answers(launched_answers("1"), &[("i-2", "10:00:00"), ("i-1", "09:00:00")])
             .bytes("s3://bucket/digits/machines/i-2/log.txt", b"training\n")
+    }
+
+    /// Answers about a machine that is replaced by another one, on which the job ends.
+    fn replaced_answers() -> ScriptedApi {
+        let both = [("i-1", "09:00:30"), ("i-2", "09:02:00")];
+        let mut script = launched_answers("1");
+        script = poll_answers(script, 1, &[("i-1", "09:00:00")], ("i-1", "a\n"));
+        // The next machine already logs, but this one still does too.
+        script =
+            poll_answers(script, 1, &[("i-1", "09:00:30"), ("i-2", "09:00:40")], ("i-1", "a\nb\n"));
+        script = poll_answers(script, 1, &both, ("i-2", "c\n"));
+        // The job has ended, but there is a new line.
+        script = poll_answers(script, 0, &both, ("i-2", "c\nd\n"));
+        for _ in 0..QUIET_POLLS {
+            script = poll_answers(script, 0, &both, ("i-2", "c\nd\n"));
+        }
+        script
     }
 
     #[test]
     fn an_error_of_any_call_ends_it_with_one_line_that_names_the_call() {
-        show(&answers(), &args(None)).unwrap();
-        break_each(answers, |api| show(api, &args(None)));
+        show(&answers(), &args(None), Duration::ZERO).unwrap();
+        break_each(answers, |api| show(api, &args(None), Duration::ZERO));
+        break_each(replaced_answers, |api| show(api, &following(None), Duration::ZERO));
+    }
+
+    #[test]
+    fn following_goes_on_with_the_next_machine_and_ends_with_the_job() {
+        let api = replaced_answers();
+        show(&api, &following(None), Duration::ZERO).unwrap();
+        assert_eq!(api.len(), 0, "{:?}", api.called());
+    }
+
+    #[test]
+    fn following_one_machine_ends_with_the_job() {
+        let mut script = launched_answers("1");
+        let quiet = |text: &'static str, polls: u64| (0..polls).map(move |_| (0_u64, text));
+        let polls = [(1, "a\n")].into_iter().chain(quiet("a\n", QUIET_POLLS - 1));
+        // The last lines come late.
+        let polls = polls.chain([(0, "a\nb\n")]).chain(quiet("a\nb\n", QUIET_POLLS));
+        for (desired, text) in polls {
+            script = group_answer(script, desired).bytes("machines/i-3/log.txt", text.as_bytes());
+        }
+        show(&script, &following(Some("i-3")), Duration::ZERO).unwrap();
+        assert_eq!(script.len(), 0, "{:?}", script.called());
+    }
+
+    #[test]
+    fn following_does_not_end_while_machines_save() {
+        let saving = json!({"AutoScalingGroups": [{"DesiredCapacity": 0,
+            "Instances": [{"InstanceId": "i-3", "LifecycleState": "Terminating:Wait"}]}]});
+        let mut script = launched_answers("1");
+        for _ in 0..2 * QUIET_POLLS {
+            script = script
+                .answer("describe-auto-scaling-groups", saving.clone())
+                .bytes("machines/i-3/log.txt", b"a\n");
+        }
+        for _ in 0..QUIET_POLLS {
+            script = group_answer(script, 0).bytes("machines/i-3/log.txt", b"a\n");
+        }
+        show(&script, &following(Some("i-3")), Duration::ZERO).unwrap();
+        assert_eq!(script.len(), 0, "{:?}", script.called());
+    }
+
+    #[test]
+    fn the_shown_machine_changes_only_when_its_log_is_stale() {
+        let log = |instance: &str, seconds: u64| MachineFile {
+            written: UNIX_EPOCH + Duration::from_secs(seconds),
+            instance: instance.to_owned(),
+        };
+        let stale = STALE_AFTER.as_secs();
+        let several = [log("i-1", 100), log("i-2", 99 + stale)];
+        assert_eq!(choose(&several, None).as_deref(), Some("i-2"));
+        assert_eq!(choose(&several, Some("i-1")).as_deref(), Some("i-1"));
+        assert_eq!(choose(&several, Some("i-2")).as_deref(), Some("i-2"));
+        assert_eq!(choose(&several, Some("i-0")).as_deref(), Some("i-2"));
+        let replaced = [log("i-1", 100), log("i-2", 100 + stale)];
+        assert_eq!(choose(&replaced, Some("i-1")).as_deref(), Some("i-2"));
+        assert_eq!(choose(&[], Some("i-1")), None);
     }
 
     #[test]
     fn a_machine_without_a_log_is_reported_with_a_remedy() {
         let no_logs = launched_answers("1").answer("list-objects-v2", json!({}));
-        let failure = show(&no_logs, &args(None)).unwrap_err();
+        let failure = show(&no_logs, &args(None), Duration::ZERO).unwrap_err();
         assert!(failure.message.contains("get-console-output"), "{failure}");
-        let no_log = launched_answers("1").answer("list-objects-v2", json!({})).error(
+        let no_log = launched_answers("1").error(
             "s3 cp",
             "404",
             "Key \"digits/machines/i-3/log.txt\" does not exist",
         );
-        let failure = show(&no_log, &args(Some("i-3"))).unwrap_err();
+        let failure = show(&no_log, &args(Some("i-3")), Duration::ZERO).unwrap_err();
         assert!(failure.message.contains("i-3 has logged nothing"), "{failure}");
     }
 

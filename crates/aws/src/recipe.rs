@@ -69,8 +69,8 @@ pub(super) fn adapt(
             *location = url;
         } else if is_below(location, VOLUME_DIR) {
             return Err(format!(
-                "{key} = {location:?} is on a volume, but the job has none: --volume-gb makes one, --snapshot makes one with data, \
-                 or --set {key}=s3://… names a bucket"
+                "{}, or --set {key}=s3://… names a bucket",
+                without_volume(key, location)
             ));
         } else {
             return Err(format!(
@@ -102,21 +102,45 @@ pub(super) fn adapt(
 
     let mut staged = Vec::new();
     let model = &mut spec.model;
+    if !model.path.is_empty() && !is_below(&model.path, VOLUME_DIR) {
+        return Err(format!(
+            "model.path = {:?}: a model's folder is not copied to the machines: put it on a volume (--volume-gb, --snapshot) \
+             and use --set model.path={VOLUME_DIR}/…",
+            model.path
+        ));
+    }
+    if !model.path.is_empty() && !has_volume {
+        return Err(without_volume("model.path", &model.path));
+    }
     for (key, name, path) in [
         ("model.pretrained", PRETRAINED, &mut model.pretrained),
         ("model.program", STAGED_PROGRAM, &mut model.program),
     ] {
-        if path.is_empty() || is_below(path, VOLUME_DIR) {
+        let is_on_volume = is_below(path, VOLUME_DIR);
+        if path.is_empty() || (is_on_volume && has_volume) {
             continue;
         }
         let file = PathBuf::from(path.as_str());
         if !exists(&file) {
-            return Err(format!("{key} = {path:?} is not a file on this machine"));
+            return Err(match is_on_volume {
+                true => format!(
+                    "{}, or --set {key}=FILE names a file on this machine",
+                    without_volume(key, path)
+                ),
+                false => format!("{key} = {path:?} is not a file on this machine"),
+            });
         }
         staged.push((file, name));
         *path = format!("{STAGED_DIR}/{name}");
     }
     Ok(RemoteRecipe { spec, uploads, staged, data_bucket })
+}
+
+/// The message about a path below `/data` of a job without a volume.
+fn without_volume(key: &str, path: &str) -> String {
+    format!(
+        "{key} = {path:?} is on a volume, but the job has none: --volume-gb makes one, --snapshot makes one with data"
+    )
 }
 
 fn is_below(path: &str, folder: &str) -> bool {
@@ -130,7 +154,18 @@ mod tests {
     const LOCAL_FILES: [&str; 2] = ["assets/train.beton", "assets/val.beton"];
 
     fn adapt_with(overrides: &[&str], has_volume: bool) -> Result<RemoteRecipe, String> {
-        let text = include_str!("../../../recipes/digits_cpu.toml");
+        adapt_recipe(include_str!("../../../recipes/digits_cpu.toml"), overrides, has_volume)
+    }
+
+    fn adapt_language(overrides: &[&str], has_volume: bool) -> Result<RemoteRecipe, String> {
+        adapt_recipe(include_str!("../../../recipes/smollm2_lora_cpu.toml"), overrides, has_volume)
+    }
+
+    fn adapt_recipe(
+        text: &str,
+        overrides: &[&str],
+        has_volume: bool,
+    ) -> Result<RemoteRecipe, String> {
         let mut all = vec![
             "data.train=assets/train.beton".to_owned(),
             "data.val=assets/val.beton".to_owned(),
@@ -201,6 +236,43 @@ mod tests {
         assert_eq!(remote.staged, [(val, PRETRAINED), (train, STAGED_PROGRAM)]);
         assert_eq!(remote.spec.model.program, "/opt/baton/program.pt2");
         assert_eq!(remote.spec.model.pretrained, "/opt/baton/pretrained.safetensors");
+    }
+
+    #[test]
+    fn a_language_model_must_be_on_the_volume() {
+        for has_volume in [false, true] {
+            let error = adapt_language(&["model.path=models/llama"], has_volume).unwrap_err();
+            assert!(error.contains("model.path = \"models/llama\""), "{error}");
+            assert!(error.contains("--set model.path=/data/"), "{error}");
+            assert!(!error.contains('\n'), "{error}");
+        }
+        let on_volume = ["model.path=/data/llama"];
+        let error = adapt_language(&on_volume, false).unwrap_err();
+        assert!(error.contains("the job has none: --volume-gb"), "{error}");
+        let remote = adapt_language(&on_volume, true).unwrap();
+        assert_eq!((remote.spec.model.path.as_str(), remote.staged.len()), ("/data/llama", 0));
+    }
+
+    #[test]
+    fn weights_and_the_program_on_a_volume_need_one() {
+        let model = [
+            "model.arch=program",
+            "model.program=/data/model.pt2",
+            "model.zero_init_gamma=false",
+            "model.pretrained=assets/val.beton",
+        ];
+        let error = adapt_with(&model, false).unwrap_err();
+        assert!(error.contains("model.program = \"/data/model.pt2\" is on a volume"), "{error}");
+        let remote = adapt_with(&model, true).unwrap();
+        assert_eq!(remote.spec.model.program, "/data/model.pt2");
+        assert_eq!(remote.staged, [(PathBuf::from(LOCAL_FILES[1]), PRETRAINED)]);
+
+        let weights = ["model.pretrained=/data/weights.safetensors"];
+        let error = adapt_with(&weights, false).unwrap_err();
+        assert!(error.contains("the job has none: --volume-gb"), "{error}");
+        assert!(error.contains("--set model.pretrained=FILE"), "{error}");
+        let remote = adapt_with(&weights, true).unwrap();
+        assert_eq!(remote.spec.model.pretrained, "/data/weights.safetensors");
     }
 
     #[test]

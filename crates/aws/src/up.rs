@@ -126,6 +126,12 @@ const GROUP_UPDATE_DELAY: Duration = Duration::from_secs(30);
 const STARTED_PHASES: [&str; 2] = ["training", "paused"];
 /// Poll interval of the machines.
 const FLEET_POLL_INTERVAL: Duration = Duration::from_secs(8);
+/// Poll interval of the coordinator's machine while it stops or starts.
+const COORDINATOR_POLL_INTERVAL: Duration = Duration::from_secs(4);
+/// Time in which the coordinator's machine of a job that has ended stops.
+const COORDINATOR_STOP_TIMEOUT: Duration = Duration::from_secs(180);
+/// Time in which the coordinator's machine starts. If it is still stopping, EC2 may need minutes for that.
+const COORDINATOR_START_TIMEOUT: Duration = Duration::from_secs(600);
 
 pub(super) fn run(args: &Args) -> Result<u8, Failure> {
     let path = find(&args.recipe);
@@ -178,7 +184,7 @@ fn launch(
     let account = api.json(&["sts", "get-caller-identity"])?;
     let existing = stack::find(api, &job)?;
     if let Some(stack) = &existing
-        && let Some(launched) = running_job(api, &job, stack)?
+        && let Some(launched) = running_job(api, args, &job, stack, COORDINATOR_POLL_INTERVAL)?
     {
         return Ok(LaunchResult::Stack(launched));
     }
@@ -228,16 +234,8 @@ fn launch(
     for line in summary(&job, args, &zones, &prices, volume.as_ref(), &remote, program) {
         output::note(line);
     }
-    if !args.yes && !args.stage_only {
-        match output::confirm("launch?") {
-            Some(true) => {}
-            Some(false) => return Err(bad_input("nothing was launched")),
-            None => {
-                return Err(bad_input(
-                    "cannot ask for confirmation without a terminal: add --yes; nothing was launched",
-                ));
-            }
-        }
+    if !args.stage_only {
+        confirm(args, "launch?")?;
     }
 
     // The owner of a bucket that the user named, now or at an earlier launch, is not checked: the user chose it.
@@ -256,29 +254,103 @@ fn launch(
         parameters.insert("Image", coordinator.image.clone());
     }
     if args.stage_only {
-        let commands = commands(&job, &parameters, args.nodes);
-        return Ok(LaunchResult::Staged { job, url: job_url, commands: commands.into() });
+        let commands = commands(&job, &parameters, args.nodes, &args.aws);
+        return Ok(LaunchResult::Staged { job, url: job_url, commands });
     }
-    create(api, job, &parameters, args.nodes).map(LaunchResult::Stack)
+    create(api, job, existing.as_ref(), &parameters, args.nodes, COORDINATOR_POLL_INTERVAL)
+        .map(LaunchResult::Stack)
 }
 
-/// Creates the stack, then requests machines. If their number were in the template, a launch while AWS has no capacity
-/// would fail instead of waiting for machines.
+/// Asks for confirmation, unless the user has given `--yes`.
+fn confirm(args: &Args, question: &str) -> Result<(), Failure> {
+    if args.yes {
+        return Ok(());
+    }
+    match output::confirm(question) {
+        Some(true) => Ok(()),
+        Some(false) => Err(bad_input("nothing was launched")),
+        None => Err(bad_input(
+            "cannot ask for confirmation without a terminal: add --yes; nothing was launched",
+        )),
+    }
+}
+
+/// Creates the stack or updates the existing one, then requests machines. If their number were in the template, a
+/// launch while AWS has no capacity would fail instead of waiting for machines.
 fn create(
     api: &impl Api,
     job: Job,
+    existing: Option<&Stack>,
     parameters: &BTreeMap<&'static str, String>,
     nodes: u32,
+    poll_interval: Duration,
 ) -> Result<LaunchedJob, Failure> {
     let since = fleet::now();
+    if let Some(stack) = existing {
+        wait_until_stopped(api, stack, poll_interval)?;
+    }
     output::note(format_args!("creating the stack {}", job.stack()));
     let stack = stack::deploy(api, &job, parameters)?;
+    start_coordinator(api, &stack, poll_interval)?;
     fleet::set_desired_capacity(api, &job, nodes)?;
-    if let Some(coordinator) = stack.outputs.get("Coordinator") {
-        // The coordinator's machine stops itself when its job has ended. If it is running, this call changes nothing.
-        api.json(&["ec2", "start-instances", "--instance-ids", coordinator])?;
-    }
     Ok(LaunchedJob { job, stack, since })
+}
+
+/// Waits until the coordinator's machine of a job that has ended is stopped. It powers off just after it has set the
+/// group to 0; until then it still runs, and starting it would have no effect.
+fn wait_until_stopped(
+    api: &impl Api,
+    stack: &Stack,
+    poll_interval: Duration,
+) -> Result<(), Failure> {
+    let (start, mut is_noted) = (Instant::now(), false);
+    // A machine that keeps running belongs to a launch that did not finish: it can be used.
+    while let Some(CoordinatorMachine { id, state, .. }) = CoordinatorMachine::of(api, stack)?
+        && state != "stopped"
+        && start.elapsed() < COORDINATOR_STOP_TIMEOUT
+    {
+        if !is_noted {
+            output::note(format_args!(
+                "the coordinator's machine {id} is {state}: waiting until it has stopped, {} at most",
+                human::duration(COORDINATOR_STOP_TIMEOUT.as_secs_f64())
+            ));
+            is_noted = true;
+        }
+        thread::sleep(poll_interval);
+    }
+    Ok(())
+}
+
+/// Starts the coordinator's machine, if the job has one, and waits until it runs. Machines with GPUs are requested only
+/// after that: without a coordinator they would cost money for nothing.
+fn start_coordinator(
+    api: &impl Api,
+    stack: &Stack,
+    poll_interval: Duration,
+) -> Result<(), Failure> {
+    let Some(id) = stack.outputs.get("Coordinator") else { return Ok(()) };
+    let start = Instant::now();
+    loop {
+        let state = CoordinatorMachine::of(api, stack)?.map(|machine| machine.state);
+        match state.as_deref() {
+            Some("running") => return Ok(()),
+            None => {
+                return Err(bad_input(format!(
+                    "the coordinator's machine {id} no longer exists: run `baton aws down`, then launch the job again"
+                )));
+            }
+            Some(state) if start.elapsed() >= COORDINATOR_START_TIMEOUT => {
+                return Err(failed(format!(
+                    "the coordinator's machine {id} is still {state}; no machine with GPUs was requested: try again later"
+                )));
+            }
+            Some("stopped") => {
+                api.json(&["ec2", "start-instances", "--instance-ids", id])?;
+            }
+            Some(_) => {}
+        }
+        thread::sleep(poll_interval);
+    }
 }
 
 /// Checks that the requested machines and volume can be used by the job.
@@ -313,6 +385,9 @@ fn check_flags(args: &Args, job: &Job, spec: &JobSpec, volume_exists: bool) -> R
 
 /// The coordinator's machine of an earlier launch on several nodes. The journal is on its disk.
 struct CoordinatorMachine {
+    id: String,
+    /// EC2's state: `pending`, `running`, `stopping` or `stopped`.
+    state: String,
     zone: String,
     image: String,
 }
@@ -331,6 +406,8 @@ impl CoordinatorMachine {
             list(&answer, "Reservations").flat_map(|reservation| list(reservation, "Instances"));
         Ok(instances.next().and_then(|instance| {
             Some(Self {
+                id: id.clone(),
+                state: instance["State"]["Name"].as_str()?.to_owned(),
                 zone: instance["Placement"]["AvailabilityZone"].as_str()?.to_owned(),
                 image: instance["ImageId"].as_str()?.to_owned(),
             })
@@ -339,21 +416,41 @@ impl CoordinatorMachine {
 }
 
 /// The job, if it already has machines. They are not changed: they keep running what they were started with. Machines
-/// missing from the group are requested again.
-fn running_job(api: &impl Api, job: &Job, stack: &Stack) -> Result<Option<LaunchedJob>, Failure> {
+/// that it lacks are requested again, after a confirmation.
+fn running_job(
+    api: &impl Api,
+    args: &Args,
+    job: &Job,
+    stack: &Stack,
+    poll_interval: Duration,
+) -> Result<Option<LaunchedJob>, Failure> {
     let desired = fleet::desired_capacity(&fleet::group(api, job)?);
     if desired == 0 {
         return Ok(None);
     }
+    if args.stage_only {
+        return Err(bad_input(format!(
+            "{job} is running, and --stage-only does not change it: run `baton aws connect --name {job} -- drain` first"
+        )));
+    }
     // A node that failed on its own has reduced the group's desired capacity.
     let nodes: u32 = stack.parameter("Nodes").parse().unwrap_or(1);
-    let state = if desired < u64::from(nodes) {
-        fleet::set_desired_capacity(api, job, nodes)?;
-        format!(
-            "{job} had {desired} of {nodes} machines; the others were requested, and the running ones continue"
-        )
-    } else {
+    let has_all = desired >= u64::from(nodes);
+    let coordinator = CoordinatorMachine::of(api, stack)?;
+    let is_stopped = coordinator
+        .is_some_and(|machine| ["stopping", "stopped"].contains(&machine.state.as_str()));
+    let state = if has_all && !is_stopped {
         format!("{job} already has its machines: they continue")
+    } else {
+        let coordinator =
+            if is_stopped { ", and its coordinator's machine is stopped" } else { "" };
+        output::note(format_args!("{job} has {desired} of {nodes} machines{coordinator}"));
+        confirm(args, "start what it lacks?")?;
+        start_coordinator(api, stack, poll_interval)?;
+        if !has_all {
+            fleet::set_desired_capacity(api, job, nodes)?;
+        }
+        "what it lacked was requested, and the running machines continue".to_owned()
     };
     output::note(format_args!(
         "{state} unchanged. For another recipe or other machines, run `baton aws connect -- drain` first"
@@ -600,6 +697,12 @@ fn parameters(
         ("EfaInterfaces", efa.to_owned()),
         ("Vpc", vpc.to_owned()),
         ("Subnets", subnets.join(",")),
+        // The template's defaults. `aws cloudformation deploy` would use the values of an earlier launch instead.
+        ("VolumeId", String::new()),
+        ("VolumeGb", "0".to_owned()),
+        ("VolumeThroughput", "125".to_owned()),
+        ("VolumeZone", String::new()),
+        ("Snapshot", String::new()),
     ]);
     match (volume, args.volume_gb) {
         (Some(volume), _) => {
@@ -622,19 +725,32 @@ fn parameters(
 }
 
 /// The commands with which the user can create the same stack and request its machines.
-fn commands(job: &Job, parameters: &BTreeMap<&str, String>, nodes: u32) -> [String; 2] {
-    let given = parameters.iter().filter(|(_, value)| !value.is_empty());
-    let given: Vec<String> = given.map(|(key, value)| format!("{key}={value}")).collect();
-    let stack = job.stack();
-    let deploy = format!(
-        "aws cloudformation deploy --stack-name {stack} --template-file deploy/aws/baton.yaml --capabilities CAPABILITY_IAM \\\n    \
-         --tags baton:job={job} --parameter-overrides {}",
+fn commands(
+    job: &Job,
+    parameters: &BTreeMap<&str, String>,
+    nodes: u32,
+    aws: &AwsFlags,
+) -> Vec<String> {
+    // Empty ones too: this command uses the values of an earlier launch for those that are missing.
+    let given: Vec<String> =
+        parameters.iter().map(|(key, value)| format!("{key}={value}")).collect();
+    let (stack, flags) = (job.stack(), aws.text());
+    let mut commands = vec![format!(
+        "aws cloudformation deploy{flags} --stack-name {stack} --template-file deploy/aws/baton.yaml --capabilities CAPABILITY_IAM \\\n    \
+         --no-fail-on-empty-changeset --tags baton:job={job} --parameter-overrides {}",
         given.join(" ")
-    );
-    let request = format!(
-        "aws autoscaling set-desired-capacity --auto-scaling-group-name {stack} --desired-capacity {nodes}"
-    );
-    [deploy, request]
+    )];
+    if nodes > 1 {
+        // It is stopped if the job has ended; if it is running, this changes nothing.
+        commands.push(format!(
+            "aws ec2 start-instances{flags} --instance-ids \"$(aws cloudformation describe-stacks{flags} --stack-name {stack} \\\n    \
+             --output text --query \"Stacks[0].Outputs[?OutputKey=='Coordinator'].OutputValue\")\""
+        ));
+    }
+    commands.push(format!(
+        "aws autoscaling set-desired-capacity{flags} --auto-scaling-group-name {stack} --desired-capacity {nodes}"
+    ));
+    commands
 }
 
 /// Waits until the job trains, and prints what happens until then.
@@ -782,20 +898,66 @@ mod tests {
         assert!(error.contains("another job"), "{error}");
     }
 
+    /// A job on two nodes, with a coordinator.
+    fn stack_with_coordinator() -> Stack {
+        let mut stack = stack_of("2");
+        stack.outputs.insert("Coordinator".to_owned(), "i-0".to_owned());
+        stack
+    }
+
+    /// Adds the answer to a query of the coordinator's machine.
+    fn coordinator_answer(script: ScriptedApi, state: &str) -> ScriptedApi {
+        let machine = json!({"ImageId": "ami-1", "State": {"Name": state},
+            "Placement": {"AvailabilityZone": "us-east-1b"}});
+        let answer = json!({"Reservations": [{"Instances": [machine]}]});
+        script.answer("describe-instances --filters Name=instance-id,Values=i-0", answer)
+    }
+
+    const START: &str = "start-instances --instance-ids i-0";
+    const REQUEST: &str =
+        "set-desired-capacity --auto-scaling-group-name baton-digits --desired-capacity 2";
+
     fn create_answers() -> ScriptedApi {
         let mut stack = stack("CREATE_COMPLETE", &[("Nodes", "2")]);
         stack["Outputs"] = json!([{"OutputKey": "Coordinator", "OutputValue": "i-0"}]);
-        ScriptedApi::new()
+        let script = ScriptedApi::new()
             .error("describe-stacks", "ValidationError", "Stack baton-digits does not exist")
             .answer("describe-stack-events", json!({"StackEvents": []}))
             .answer("create-stack", json!({"StackId": "id"}))
             .answer("describe-stacks", json!({"Stacks": [stack]}))
+            .answer("describe-stack-events", json!({"StackEvents": []}));
+        coordinator_answer(script, "running").answer(REQUEST, Value::Null)
+    }
+
+    /// Answers about a job that is resumed while its coordinator's machine still powers off.
+    fn resume_answers() -> ScriptedApi {
+        let mut stack = stack("UPDATE_COMPLETE", &[("Nodes", "2")]);
+        stack["Outputs"] = json!([{"OutputKey": "Coordinator", "OutputValue": "i-0"}]);
+        let stacks = json!({"Stacks": [stack]});
+        let mut script = ScriptedApi::new();
+        for state in ["running", "stopping", "stopped"] {
+            script = coordinator_answer(script, state);
+        }
+        script = script
+            .answer("describe-stacks", stacks.clone())
             .answer("describe-stack-events", json!({"StackEvents": []}))
-            .answer(
-                "set-desired-capacity --auto-scaling-group-name baton-digits --desired-capacity 2",
-                Value::Null,
-            )
-            .answer("start-instances --instance-ids i-0", Value::Null)
+            .answer("update-stack", json!({"StackId": "id"}))
+            .answer("describe-stacks", stacks)
+            .answer("describe-stack-events", json!({"StackEvents": []}));
+        script = coordinator_answer(script, "stopped").answer(START, Value::Null);
+        for state in ["pending", "running"] {
+            script = coordinator_answer(script, state);
+        }
+        script.answer(REQUEST, Value::Null)
+    }
+
+    fn create_new(api: &ScriptedApi) -> Result<LaunchedJob, Failure> {
+        create(api, job(), None, &BTreeMap::new(), 2, Duration::ZERO)
+    }
+
+    fn resume(api: &ScriptedApi) -> Result<LaunchedJob, Failure> {
+        let existing = stack_with_coordinator();
+        create(api, job(), Some(&existing), &BTreeMap::new(), 2, Duration::ZERO)
     }
 
     fn bucket_answers() -> ScriptedApi {
@@ -836,26 +998,83 @@ mod tests {
     }
 
     fn coordinator_answers() -> ScriptedApi {
-        let machine = json!({"ImageId": "ami-1", "Placement": {"AvailabilityZone": "us-east-1b"}});
-        ScriptedApi::new()
-            .answer("describe-instances", json!({"Reservations": [{"Instances": [machine]}]}))
+        coordinator_answer(ScriptedApi::new(), "running")
+    }
+
+    /// Answers about a group of two machines that has all, but whose coordinator's machine is stopped.
+    fn coordinator_stopped() -> ScriptedApi {
+        let group = json!({"AutoScalingGroups": [{"DesiredCapacity": 2}]});
+        let mut script = ScriptedApi::new().answer("describe-auto-scaling-groups", group);
+        for _ in 0..2 {
+            script = coordinator_answer(script, "stopped");
+        }
+        coordinator_answer(script.answer(START, Value::Null), "running")
+    }
+
+    fn run_again(
+        api: &ScriptedApi,
+        flags: &[&str],
+        stack: &Stack,
+    ) -> Result<Option<LaunchedJob>, Failure> {
+        running_job(api, &args(flags), &job(), stack, Duration::ZERO)
     }
 
     #[test]
     fn machines_are_requested_once_the_stack_exists() {
-        let launched = create(&create_answers(), job(), &BTreeMap::new(), 2).unwrap();
+        let launched = create_new(&create_answers()).unwrap();
         assert_eq!(launched.stack.outputs["Coordinator"], "i-0");
         ensure_bucket(&bucket_answers(), "b", Some("1"), "us-east-1").unwrap();
     }
 
     #[test]
+    fn a_resumed_job_requests_machines_only_when_its_coordinator_runs() {
+        let api = resume_answers();
+        resume(&api).unwrap();
+        assert_eq!(api.len(), 0, "{:?}", api.called());
+        break_each(resume_answers, resume);
+    }
+
+    #[test]
+    fn without_the_coordinators_machine_no_other_is_requested() {
+        let script = ScriptedApi::new().answer("describe-instances", json!({"Reservations": []}));
+        let failure = start_coordinator(&script, &stack_with_coordinator(), Duration::ZERO);
+        let failure = failure.unwrap_err();
+        assert!(failure.message.contains("i-0 no longer exists"), "{failure}");
+    }
+
+    #[test]
+    fn a_running_job_without_its_coordinators_machine_gets_it_back() {
+        let stack = stack_with_coordinator();
+        let api = coordinator_stopped();
+        assert!(run_again(&api, &["--yes"], &stack).unwrap().is_some());
+        assert_eq!(api.len(), 0, "{:?}", api.called());
+        break_each(coordinator_stopped, |api| run_again(api, &["--yes"], &stack));
+    }
+
+    #[test]
+    fn staging_does_not_change_a_running_job() {
+        let api = one_lost();
+        let failure = run_again(&api, &["--stage-only"], &stack_of("4")).err().unwrap();
+        assert!(failure.message.contains("--stage-only does not change it"), "{failure}");
+        assert_eq!(api.called().len(), 1, "{:?}", api.called());
+    }
+
+    #[test]
     fn a_staged_job_prints_its_commands_as_json_too() {
         let parameters = BTreeMap::from([("Job", "digits".to_owned()), ("Image", String::new())]);
-        let commands = commands(&job(), &parameters, 3);
-        assert!(commands[0].ends_with(" --parameter-overrides Job=digits"), "{commands:?}");
-        assert!(commands[1].ends_with("baton-digits --desired-capacity 3"), "{commands:?}");
+        let aws = args(&["--region", "eu-west-1", "--profile", "me"]).aws;
+        let commands = commands(&job(), &parameters, 3, &aws);
+        let [deploy, start, request] = &commands[..] else { panic!("{commands:?}") };
+        assert!(deploy.ends_with(" --parameter-overrides Image= Job=digits"), "{deploy}");
+        assert!(deploy.contains(" --no-fail-on-empty-changeset "), "{deploy}");
+        assert!(start.starts_with("aws ec2 start-instances "), "{start}");
+        assert!(request.ends_with("baton-digits --desired-capacity 3"), "{request}");
+        for command in &commands {
+            assert!(command.contains(" --region eu-west-1 --profile me "), "{command}");
+        }
+        assert_eq!(super::commands(&job(), &parameters, 1, &AwsFlags::default()).len(), 2);
         let (job, url) = ("digits", "s3://b/digits".to_owned());
-        let staged = Launched { job, url, commands: Some(commands.to_vec()), status: None };
+        let staged = Launched { job, url, commands: Some(commands.clone()), status: None };
         let expected = json!({
             "job": "digits", "url": "s3://b/digits", "commands": commands, "status": null,
         });
@@ -873,10 +1092,9 @@ mod tests {
         break_each(bucket_answers, |api| ensure_bucket(api, "b", Some("1"), "us-east-1"));
         let file = tempfile::NamedTempFile::new().unwrap();
         break_each(upload_answers, |api| upload(api, file.path(), "s3://b/k/f"));
-        break_each(create_answers, |api| create(api, job(), &BTreeMap::new(), 2));
-        break_each(one_lost, |api| running_job(api, &job(), &stack_of("4")));
-        let mut stack = stack_of("2");
-        stack.outputs.insert("Coordinator".to_owned(), "i-0".to_owned());
+        break_each(create_answers, create_new);
+        break_each(one_lost, |api| run_again(api, &["--yes"], &stack_of("4")));
+        let stack = stack_with_coordinator();
         break_each(coordinator_answers, |api| CoordinatorMachine::of(api, &stack));
         let launched = || LaunchedJob { job: job(), stack: stack.clone(), since: 0 };
         let starting = || report_answers(fleet_answers(ScriptedApi::new(), 1, &["i-1"]));
@@ -889,23 +1107,22 @@ mod tests {
     #[test]
     fn a_group_that_lost_a_machine_gets_it_back() {
         let api = one_lost();
-        assert!(running_job(&api, &job(), &stack_of("4")).unwrap().is_some());
+        assert!(run_again(&api, &["--yes"], &stack_of("4")).unwrap().is_some());
         assert!(api.called().last().is_some_and(|call| call.ends_with("--desired-capacity 4")));
         let group = |desired: u64| json!({"AutoScalingGroups": [{"DesiredCapacity": desired}]});
         let api = ScriptedApi::new().answer("describe-auto-scaling-groups", group(4));
-        assert!(running_job(&api, &job(), &stack_of("4")).unwrap().is_some());
+        assert!(run_again(&api, &[], &stack_of("4")).unwrap().is_some());
         let api = ScriptedApi::new().answer("describe-auto-scaling-groups", group(0));
-        assert!(running_job(&api, &job(), &stack_of("4")).unwrap().is_none());
+        assert!(run_again(&api, &[], &stack_of("4")).unwrap().is_none());
     }
 
     #[test]
     fn an_existing_coordinator_keeps_its_zone_and_image() {
-        let mut stack = stack_of("2");
-        assert!(CoordinatorMachine::of(&ScriptedApi::new(), &stack).unwrap().is_none());
-        stack.outputs.insert("Coordinator".to_owned(), "i-0".to_owned());
-        let CoordinatorMachine { zone, image } =
-            CoordinatorMachine::of(&coordinator_answers(), &stack).unwrap().unwrap();
-        assert_eq!((zone.as_str(), image.as_str()), ("us-east-1b", "ami-1"));
+        let machine = CoordinatorMachine::of(&ScriptedApi::new(), &stack_of("2")).unwrap();
+        assert!(machine.is_none());
+        let machine = CoordinatorMachine::of(&coordinator_answers(), &stack_with_coordinator());
+        let machine = machine.unwrap().unwrap();
+        assert_eq!((machine.zone.as_str(), machine.image.as_str()), ("us-east-1b", "ami-1"));
     }
 
     #[test]

@@ -98,8 +98,9 @@ scale_in() {
     fi
     retry 600 aws autoscaling set-desired-capacity --auto-scaling-group-name "baton-$JOB" --desired-capacity 0
     if [ "$ROLE" = coordinator ]; then
-        # It is not a member of the group. A stopped machine costs only its disk; `baton aws up` starts it again.
-        shutdown -h +1 "the job is over"
+        # It is not a member of the group. A stopped machine costs only its disk; `baton aws up` starts it again, once it
+        # is stopped. So without delay: everything is reported.
+        shutdown -h now "the job is over"
     else
         # This saves two minutes of cost.
         retry 60 complete_hook || true

@@ -155,9 +155,15 @@ BREAKAGES = (
     ("pods that are started again", lambda m: pod(m, A).update(restartPolicy="OnFailure"), "restartPolicy"),
     (
         "a divergence that is tried again",
-        lambda m: job(m, A)["podFailurePolicy"]["rules"][0]["onExitCodes"].update(values=[3, 4]),
+        lambda m: job(m, C)["podFailurePolicy"]["rules"][0]["onExitCodes"].update(values=[3, 4]),
         "exit.rs",
     ),
+    (
+        "one bad machine that ends all",
+        lambda m: job(m, A)["podFailurePolicy"]["rules"][1].update(action="FailJob"),
+        "exit.rs",
+    ),
+    ("an index that cannot fail alone", lambda m: job(m, A).pop("backoffLimitPerIndex"), "exit.rs"),
     ("a drain that counts as failure", lambda m: job(m, C)["podFailurePolicy"]["rules"].pop(1), "exit.rs"),
     (
         "rules for another container",

@@ -204,8 +204,11 @@ def check_commands(m, programs):
 def check_ends(m, programs):
     """Checks the handling of exit codes, and the time to save."""
     codes = exit_codes()
-    never = sorted([codes["BAD_INPUT"], codes["STOPPED"], codes["LIMIT_REACHED"]])
-    expected = [("FailJob", never), ("Ignore", [codes["DRAINED"]])]
+    bad_input, ended = codes["BAD_INPUT"], [codes["STOPPED"], codes["LIMIT_REACHED"]]
+    drained = ("Ignore", [codes["DRAINED"]])
+    # The coordinator may send a single agent away, as bad input.
+    of_agents = [("FailJob", ended), ("FailIndex", [bad_input]), drained]
+    of_coordinator = [("FailJob", [bad_input, *ended]), drained]
     settings, _ = programs.recipe(m.recipe()) if m.recipe() else (None, None)
     drain = settings["cluster"]["drain_seconds"] if settings else 0
     for name, job in m.of("Job").items():
@@ -213,6 +216,7 @@ def check_ends(m, programs):
         if pod.get("restartPolicy") != "Never":
             yield f"{name}: restartPolicy must be Never, or exit codes have no effect"
         rules = spec.get("podFailurePolicy", {}).get("rules", [])
+        expected = of_agents if "backoffLimitPerIndex" in spec else of_coordinator
         on_codes = [(rule["action"], rule["onExitCodes"].get("values")) for rule in rules if "onExitCodes" in rule]
         if on_codes != expected:
             yield f"{name}: podFailurePolicy must be {expected}, as in crates/job/src/exit.rs, but is {on_codes}"
