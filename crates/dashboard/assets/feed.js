@@ -72,7 +72,8 @@ export class Feed {
     const headers = this.last ? { "last-event-id": this.last } : {};
     const response = await ask("/api/stream?logs=1", { headers, signal: this.abort.signal });
     this.noteData();
-    if (response.status === 401 || response.status === 403) {
+    // A 403 without a token asks for no token: its message is shown like that of any other error.
+    if (response.status === 401 || (response.status === 403 && token.get())) {
       await this.on.refused(await problemOf(response));
       this.failures = 0;
       return;

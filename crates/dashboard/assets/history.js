@@ -1,6 +1,6 @@
 // The metric points received so far, without invalidated ones.
 
-/** Most steps kept; with more, the older half is thinned out. No screen is that wide. */
+/** Most steps kept; with more, all are thinned out evenly. No screen is that wide. */
 const MAX_STEPS = 4000;
 
 export class History {
@@ -10,6 +10,11 @@ export class History {
 
   clear() {
     this.steps = [];
+    /**
+     * Of every range of this many steps the one with the greatest loss is kept, so that spikes remain, and also the first and
+     * the newest step of all. A power of two, so that thinning out twice gives the same as thinning out once.
+     */
+    this.stride = 1;
     this.evaluations = [];
     /** Where training started or resumed. */
     this.marks = [];
@@ -20,21 +25,29 @@ export class History {
       // Later steps were lost or rolled back, and are repeated.
       const isValid = (point) => point.step <= begin;
       this.steps = this.steps.filter(isValid);
+      if (this.steps.length === 0) this.stride = 1;
       this.evaluations = this.evaluations.filter(isValid);
       this.marks = this.marks.filter((mark) => mark.step < begin);
       this.marks.push({ step: begin, generation });
     }
     if (step) {
-      this.steps.push(step);
-      if (this.steps.length > MAX_STEPS) {
-        const half = MAX_STEPS / 2;
-        // Keep the one with the greater loss of each pair, so that spikes remain.
-        const older = [];
-        for (let at = 0; at < half; at += 2) older.push(this.steps[this.steps[at].loss > this.steps[at + 1].loss ? at : at + 1]);
-        this.steps = older.concat(this.steps.slice(half));
+      this.addStep(step);
+      while (this.steps.length > MAX_STEPS) {
+        this.stride *= 2;
+        const all = this.steps;
+        this.steps = [];
+        all.forEach((kept) => this.addStep(kept));
       }
     }
     if (evaluation) this.evaluations.push(evaluation);
+  }
+
+  addStep(step) {
+    const [before, last] = this.steps.slice(-2);
+    const range = (point) => Math.floor(point.step / this.stride);
+    // The previous newest step may have been kept only because it was the newest.
+    if (this.steps.length > 2 && range(before) === range(last)) this.steps.splice(before.loss >= last.loss ? -1 : -2, 1);
+    this.steps.push(step);
   }
 
   /** Pairs of step and value for a curve. */

@@ -59,13 +59,19 @@ export const drawHead = (status, elapsed) => {
   ].filter(Boolean).join(" · "));
 };
 
+/** The recovery in progress: the last one, unless it has ended, or a later generation or the job's end cut it short. */
+const currentRecovery = ({ phase, generation, recoveries }) => {
+  const last = recoveries.at(-1);
+  return phase !== "ended" && last?.total_seconds === null && last.generation === generation ? last : null;
+};
+
 /** The banner: an interruption, the resume after it, a drain, a pause, a failed save. */
 const drawBanner = (status, elapsed) => {
   const lines = [];
   let isGood = false;
   const latest = status.recoveries[status.recoveries.length - 1];
   const isOver = status.phase === "ended";
-  if (latest && latest.total_seconds === null && !isOver) {
+  if (currentRecovery(status)) {
     const parts = PARTS.filter(([field]) => latest[field] !== null);
     const next = PARTS[parts.length]?.[1] ?? "first step";
     lines.push(`${latest.planned ? "Nodes changed" : "Interrupted"}: ${latest.cause}. Recovering for ` +
@@ -269,6 +275,7 @@ const sum = (recovery) => PARTS.reduce((total, [field]) => total + (recovery[fie
 
 export const drawRecoveries = (status, elapsed) => {
   const newest = status.recoveries.slice(-MAX_ROWS).reverse();
+  const current = currentRecovery(status);
   const longest = Math.max(1e-3, ...newest.map(sum));
   const legend = byId("parts");
   if (legend.children.length === 0) {
@@ -282,7 +289,7 @@ export const drawRecoveries = (status, elapsed) => {
     { head: "Generation", number: true, cell: (it) => whole(it.generation) },
     { head: "Cause", cell: (it) => `${it.cause}${it.planned ? " (planned)" : ""}` },
     { head: "Parts", node: (it) => partBar(it, longest) },
-    { head: "Total", number: true, cell: (it) => (it.total_seconds === null ? "not yet" : duration(it.total_seconds)), mark: (it) => (it.total_seconds === null ? "warn" : "") },
+    { head: "Total", number: true, cell: (it) => (it.total_seconds === null ? (it === current ? "not yet" : "never") : duration(it.total_seconds)), mark: (it) => (it === current ? "warn" : "") },
     { head: "Repeated", number: true, cell: (it) => whole(it.lost_steps) },
   ], newest);
 };

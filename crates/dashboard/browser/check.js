@@ -40,6 +40,9 @@ const serve = async (variables = {}) => {
   };
 };
 
+/** The page shows the resume only for a minute: too short for a server that earlier checks have used. */
+const serveAfterRecovery = () => serve({ BATON_FAKE_SINCE: String(Date.now() - 15_000) });
+
 const profile = await mkdtemp(join(tmpdir(), "baton-browser-"));
 const browser = await chromium.launchPersistentContext(profile, {
   executablePath: process.env.CHROMIUM ?? "/usr/bin/chromium",
@@ -154,6 +157,34 @@ const checks = {
     return page;
   },
 
+  "the curves of a long run are thinned evenly, and keep their spikes": async (server) => {
+    const { page } = await open(server);
+    const { quarters, kept, shortened, next } = await page.evaluate(async () => {
+      const { History } = await import("/assets/history.js");
+      const history = new History();
+      const train = (first, end) => {
+        for (let step = first; step < end; step += 1) history.add({ step: { step, loss: step === 12_345 ? 9 : 1 } });
+      };
+      const steps = () => history.curve(({ loss }) => loss);
+      train(1, 60_000);
+      history.add({ began_at: 49_999, generation: 2 });
+      const shortened = steps().at(-1)[0];
+      train(50_000, 100_001);
+      const kept = steps();
+      const quarters = [0, 1, 2, 3].map((quarter) => kept.filter(([at]) => Math.ceil(at / 25_000) === quarter + 1).length);
+      // Another job in the same folder.
+      history.add({ began_at: 0, generation: 3 });
+      train(1, 1001);
+      return { quarters, kept, shortened, next: steps().length };
+    });
+    assert.ok(Math.min(...quarters) > 450 && Math.max(...quarters) - Math.min(...quarters) <= 2, String(quarters));
+    assert.deepEqual([kept[0][0], kept.at(-1)[0]], [1, 100_000]);
+    assert.deepEqual(kept.find(([, loss]) => loss === 9), [12_345, 9]);
+    assert.ok(shortened > 49_900 && shortened <= 49_999, String(shortened));
+    assert.equal(next, 1000);
+    return page;
+  },
+
   "the page follows the job without a reload": async (server) => {
     const { page, faults } = await open(server);
     await untilText(page, "#progress-text", "step \\d");
@@ -178,6 +209,31 @@ const checks = {
     assert.deepEqual(faults, []);
     await page.close();
     await server.stop();
+  },
+
+  "a recovery that the end of the job cut short is not shown as one in progress": async (server) => {
+    const { page } = await open(server);
+    const [during, after] = await page.evaluate(async () => {
+      const { drawHead, drawRecoveries } = await import("/assets/panels.js");
+      const status = await (await fetch("/api/status")).json();
+      const recovery = {
+        generation: 1, cause: "rank 1 was lost", planned: false, age_seconds: 20_000, detect_seconds: 1, tear_down_seconds: null,
+        respawn_seconds: null, rendezvous_seconds: null, restore_seconds: null, first_step_seconds: null, total_seconds: null,
+        lost_steps: 0,
+      };
+      const shown = (phase, generation) => {
+        const changed = { ...status, phase, generation, recoveries: [recovery], recoveries_total: 1 };
+        drawHead(changed, 0);
+        drawRecoveries(changed, 0);
+        const total = document.querySelector("#recoveries tbody tr").cells[4];
+        return [document.querySelector("#trouble").textContent, total.textContent, total.dataset.mark ?? ""];
+      };
+      return [shown("forming", 1), shown("training", 2)];
+    });
+    assert.match(during[0], /^Interrupted: rank 1 was lost\. Recovering for /);
+    assert.deepEqual(during.slice(1), ["not yet", "warn"]);
+    assert.deepEqual(after, ["", "never", ""]);
+    return page;
   },
 
   "the page survives a restart of the coordinator, and shows nothing twice": async () => {
@@ -382,6 +438,16 @@ const checks = {
     await server.stop();
   },
 
+  "without tokens, the page opened by a host name shows how to open it instead of asking for a token": async (server) => {
+    // Browsers resolve every name below `localhost` to this machine.
+    const { page, faults } = await open({ address: server.address.replace("127.0.0.1", "baton.localhost") });
+    await untilText(page, "#lost", "only by IP address or as localhost.*start it with --tokens; retrying");
+    assert.equal(await page.locator("#login[open]").count(), 0);
+    // The browser itself logs each 403.
+    assert.deepEqual(faults.filter((fault) => !/status of 403/.test(fault)), []);
+    return page;
+  },
+
   "names, reasons and log lines are shown as text, never as markup": async () => {
     const server = await serve({ BATON_FAKE_HOSTILE: "1" });
     const { page, faults } = await open(server, { size: { width: 360, height: 740 } });
@@ -437,7 +503,8 @@ const checks = {
     await server.stop();
   },
 
-  "the page fits a phone": async (server) => {
+  "the page fits a phone": async () => {
+    const server = await serveAfterRecovery();
     const { page, faults } = await open(server, { size: { width: 360, height: 740 } });
     await untilText(page, "#trouble", "Resumed");
     await page.waitForSelector("#charts svg path.curve[d^='M']");
@@ -445,10 +512,12 @@ const checks = {
     assert.deepEqual(await audit(page), []);
     await shoot(page, "phone");
     assert.deepEqual(faults, []);
-    return page;
+    await page.close();
+    await server.stop();
   },
 
-  "the page is accessible in light and dark mode": async (server) => {
+  "the page is accessible in light and dark mode": async () => {
+    const server = await serveAfterRecovery();
     for (const scheme of ["light", "dark"]) {
       const { page, faults } = await open(server, { scheme });
       await untilText(page, "#trouble", "Resumed");
@@ -463,6 +532,7 @@ const checks = {
       assert.deepEqual(faults, []);
       await page.close();
     }
+    await server.stop();
   },
 };
 

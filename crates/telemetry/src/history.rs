@@ -48,8 +48,9 @@ struct ThinnedHeader {
 ///
 /// Memory holds at most 4,096 steps, 4,096 evaluations and 4,096 starts of training. If there are more
 /// steps, a stride is doubled until at most half of them are left: only the first step of each stride, and the
-/// newest step, are kept. If there are more evaluations or starts, every second one of the older half is dropped. The
-/// file has all points until it exceeds 64 MiB; then it is rewritten with the points in memory.
+/// newest step, are kept. When training starts again and no step is left, the stride is 1 again. If there are more
+/// evaluations or starts, every second one of the older half is dropped. The file has all points until it exceeds
+/// 64 MiB; then it is rewritten with the points in memory.
 #[derive(Debug)]
 pub struct History {
     path: PathBuf,

@@ -390,7 +390,7 @@ fn recoveries(page: &mut Page, status: &v1::GetStatusResponse) {
 fn spending(page: &mut Page, spending: &v1::Spending) {
     page.counter(
         "attached_seconds_total",
-        "Time that nodes were attached, summed over nodes.",
+        "Time during which at least one node was attached.",
         spending.hours * SECONDS_PER_HOUR,
     );
     page.counter(

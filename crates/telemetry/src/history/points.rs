@@ -55,7 +55,13 @@ impl KeptPoints {
             }
             Some(Metrics::BeganAt(step)) => {
                 let step = *step;
+                let had_steps = !self.steps.is_empty();
                 self.steps.retain(|kept| kept.step <= step);
+                // For example another job in the same folder. The condition is never true for the lines of a file that was
+                // thinned out, because these are only of valid steps; so the stride in its first line stays.
+                if had_steps && self.steps.is_empty() {
+                    self.stride = 1;
+                }
                 self.evaluations.retain(|kept| kept.step <= step);
                 self.starts.push(NumberedPoint { number, step, point });
                 thin_older_half(&mut self.starts, self.limit);

@@ -241,6 +241,34 @@ fn a_file_that_is_too_large_is_rewritten_with_the_points_in_memory() {
 }
 
 #[test]
+fn a_second_job_in_the_folder_is_not_thinned_like_the_first() {
+    // With the lower limit the file is rewritten in both jobs, with the higher one never.
+    for file_bytes in [2_000, 1 << 20] {
+        let (_folder, path) = folder();
+        let limits = HistoryLimits { points: 8, file_bytes };
+        let mut history = History::with_limits(path.clone(), limits).unwrap();
+        for number in 1..=1_000 {
+            history.add(step(number)).unwrap();
+        }
+        assert!(history.points.stride() > 100);
+        history.add(began(0)).unwrap();
+        for number in 1..=8 {
+            history.add(step(number)).unwrap();
+        }
+        assert_eq!(steps(&history.points(0)), [1, 2, 3, 4, 5, 6, 7, 8], "{file_bytes}");
+        for number in 9..=100 {
+            history.add(step(number)).unwrap();
+        }
+        let (points, stride) = (history.points(0), history.points.stride());
+        drop(history);
+
+        let again = History::with_limits(path, limits).unwrap();
+
+        assert_eq!((again.points(0), again.points.stride()), (points, stride), "{file_bytes}");
+    }
+}
+
+#[test]
 fn steps_are_flushed_once_a_second_and_marks_at_once() {
     let (_folder, path) = folder();
     let lines = || fs::read_to_string(&path).unwrap().lines().count();
