@@ -46,6 +46,8 @@ pub struct Source {
     pub cache_dir: PathBuf,
     /// Maximum size of the folder, bytes.
     pub cache_bytes: u64,
+    /// Number of ranks on this node, which share the folder.
+    pub local_ranks: u32,
 }
 
 /// Default size limit of the cache, bytes.
@@ -66,6 +68,7 @@ impl Source {
             on_bad_sample: OnBadSample::Fail,
             cache_dir: std::env::temp_dir().join("baton-cache"),
             cache_bytes: DEFAULT_CACHE_BYTES,
+            local_ranks: 1,
         }
     }
 
@@ -89,6 +92,7 @@ impl Source {
             on_bad_sample: data.on_bad_sample,
             cache_dir: recipe_dir.unwrap_or(cache_dir),
             cache_bytes: (data.cache_gib * f64::from(1 << 30)) as u64,
+            local_ranks: 1,
         }
     }
 }
@@ -149,7 +153,8 @@ impl Dataset {
         let (samples, first, shards) = if set.is_remote() {
             let samples = set.samples()?;
             let number = samples.iter().position(|samples| *samples > 0).unwrap_or_default();
-            let shards = OpenShards::new(source.cache_bytes, set.largest_copy());
+            let shards =
+                OpenShards::new(source.cache_bytes, source.local_ranks, set.largest_copy());
             (samples, Arc::new(shard(number)?), Shards::Remote(shards))
         } else {
             let shards = (0..set.len()).map(|number| shard(number).map(Arc::new));
@@ -314,9 +319,10 @@ impl Dataset {
         let (number, local) = (self.numbers[index], sample - self.starts[index]);
         let shard = match &self.shards {
             Shards::Local(shards) => shards[number].clone(),
-            Shards::Remote(open) => open.get(number, || {
+            Shards::Remote(open) => open.get(number, |close_oldest| {
                 let expected = Some((&self.input_type, self.extra_lens.as_slice()));
-                Shard::open(self.set.local(number)?, &self.source, expected)
+                let lease = self.set.local_releasing(number, close_oldest)?;
+                Shard::open(lease, &self.source, expected)
             })?,
         };
         Ok((shard, local))

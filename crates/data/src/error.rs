@@ -4,6 +4,7 @@ use std::{io, path::PathBuf, time::Duration};
 
 use crate::{
     beton::FieldType,
+    file::is_disk_full,
     shards::{Remedy, RequestFault},
 };
 
@@ -12,7 +13,7 @@ use crate::{
 #[non_exhaustive]
 pub enum Error {
     /// An I/O error.
-    #[error("cannot {operation} {}: {source}", path.display())]
+    #[error("cannot {operation} {}: {source}{}", path.display(), disk_remedy(source))]
     Io {
         /// The operation that failed, e.g. `open`.
         operation: &'static str,
@@ -97,8 +98,8 @@ pub enum Error {
     },
     /// All shards in the cache remained in use until the timeout.
     #[error(
-        "no room for {name} ({bytes} bytes) in {} for {waited:.0?}: {in_use_bytes} of its \
-         {cache_bytes} bytes are in use by this or other processes; raise data.cache_gib", cache_dir.display()
+        "no room for {name} ({bytes} bytes) in {} for {waited:.0?}: {}", cache_dir.display(),
+        no_room(*is_disk_full, *in_use_bytes, *cache_bytes)
     )]
     NoRoom {
         /// The shard.
@@ -111,6 +112,8 @@ pub enum Error {
         cache_bytes: u64,
         /// Size of the shards that cannot be evicted, bytes.
         in_use_bytes: u64,
+        /// Whether the disk is full before the cache reaches its limit.
+        is_disk_full: bool,
         /// Time spent waiting for space.
         waited: Duration,
     },
@@ -154,8 +157,9 @@ impl Error {
             | Self::Thread(_)
             | Self::Decoder(_)
             | Self::Panicked => true,
-            Self::Io { .. }
-            | Self::File { .. }
+            // Only the cache is written to.
+            Self::Io { source, .. } => is_disk_full(source),
+            Self::File { .. }
             | Self::Sample { .. }
             | Self::Source { .. }
             | Self::NothingMatches { .. }
@@ -518,6 +522,69 @@ fn list(names: &[String]) -> String {
     names.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ")
 }
 
+/// Remedy for a disk without space.
+const DISK_REMEDY: &str = "lower data.cache_gib or enlarge the disk";
+
+/// The end of the message of an I/O error. Only the cache is written to, so only its disk can be full.
+fn disk_remedy(source: &io::Error) -> String {
+    if is_disk_full(source) { format!("; {DISK_REMEDY}") } else { String::new() }
+}
+
+fn no_room(is_disk_full: bool, in_use_bytes: u64, cache_bytes: u64) -> String {
+    if is_disk_full {
+        return format!(
+            "the disk is full, and the {in_use_bytes} bytes of shards there are in use by this or other \
+             processes; {DISK_REMEDY}"
+        );
+    }
+    format!(
+        "{in_use_bytes} of its {cache_bytes} bytes are in use by this or other processes; raise \
+         data.cache_gib, or set data.order = \"quasi_random\""
+    )
+}
+
 fn attempts_in_words(attempts: u32) -> String {
     if attempts == 1 { "1 attempt".to_owned() } else { format!("{attempts} attempts") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_full_disk_is_transient_and_its_error_has_a_remedy() {
+        let failed = |kind: io::ErrorKind| Error::io("write", "/cache/a.beton")(kind.into());
+        for kind in [io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded] {
+            let error = failed(kind);
+            assert!(error.is_transient(), "{error}");
+            assert!(error.to_string().ends_with("; lower data.cache_gib or enlarge the disk"));
+        }
+        let error = failed(io::ErrorKind::PermissionDenied);
+        assert!(!error.is_transient() && !error.to_string().contains("cache_gib"), "{error}");
+    }
+
+    #[test]
+    fn without_room_the_remedy_depends_on_what_is_full() {
+        let error = |is_disk_full| Error::NoRoom {
+            name: "s3://bucket/a.beton".to_owned(),
+            bytes: 10,
+            cache_dir: "/cache".into(),
+            cache_bytes: 50,
+            in_use_bytes: 45,
+            is_disk_full,
+            waited: Duration::from_secs(300),
+        };
+        assert_eq!(
+            error(false).to_string(),
+            "no room for s3://bucket/a.beton (10 bytes) in /cache for 300s: 45 of its 50 bytes are in use \
+             by this or other processes; raise data.cache_gib, or set data.order = \"quasi_random\""
+        );
+        assert_eq!(
+            error(true).to_string(),
+            "no room for s3://bucket/a.beton (10 bytes) in /cache for 300s: the disk is full, and the 45 \
+             bytes of shards there are in use by this or other processes; lower data.cache_gib or enlarge \
+             the disk"
+        );
+        assert!(error(true).is_transient());
+    }
 }

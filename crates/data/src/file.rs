@@ -21,6 +21,11 @@ pub(crate) fn allocate(file: &File, bytes: u64) -> io::Result<()> {
     }
 }
 
+/// Whether the disk has no more space, or none for this user.
+pub(crate) fn is_disk_full(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
 /// BLAKE3 digest of a file's bytes.
 pub(crate) fn digest(file: &File) -> io::Result<blake3::Hash> {
     let mut digest = blake3::Hasher::new();

@@ -14,7 +14,7 @@ use crate::{SampleFault, augment::Crop, pixels::Pixels, resize::SourceRect};
 /// size is damaged, and no memory may be allocated for it.
 pub(crate) const PIXELS_PER_BYTE: u64 = 8 * 64;
 /// Maximum number of pixels of one image, 16384 x 16384: three times the limit at which Pillow suspects an attack.
-const MAX_PIXELS: u64 = 1 << 28;
+pub(crate) const MAX_PIXELS: u64 = 1 << 28;
 /// Number of additional columns decoded on each side of a crop, because smooth chroma depends on neighbouring
 /// columns.
 const SIDE_COLUMNS: u32 = 2;

@@ -37,11 +37,23 @@ impl JobInputs {
     /// # Errors
     /// A file that cannot be read, a label out of range, a set that is too small for a batch or does not fit the model.
     pub fn open(spec: &Arc<JobSpec>, cache_dir: &Path) -> Result<Self, Error> {
+        Self::open_shared(spec, cache_dir, 1)
+    }
+
+    /// Like [`open`](Self::open), on a node with this number of ranks, which share the cache.
+    ///
+    /// # Errors
+    /// As [`open`](Self::open).
+    pub fn open_shared(
+        spec: &Arc<JobSpec>,
+        cache_dir: &Path,
+        local_ranks: u32,
+    ) -> Result<Self, Error> {
         let data = &spec.data;
         let vocabulary = vocabulary(spec)?;
         let open = |location: &str| -> Result<Arc<Dataset>, Error> {
             let source = Source::of_recipe(spec, location, cache_dir.to_owned());
-            let set = Dataset::open(Source { vocabulary, ..source })?;
+            let set = Dataset::open(Source { vocabulary, local_ranks, ..source })?;
             check_input_type(spec, &set, location)?;
             Ok(Arc::new(set))
         };

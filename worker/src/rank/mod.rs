@@ -186,7 +186,7 @@ fn start_heartbeats(inbox: Inbox, sender: MessageSender) -> std::io::Result<()> 
 
 fn open_job(setup: &Setup, spec: &Arc<JobSpec>) -> Result<TrainingJob, Error> {
     let store = Arc::new(Store::open(&setup.job.checkpoint_location)?);
-    let inputs = JobInputs::open(spec, &setup.cache_dir)?;
+    let inputs = JobInputs::open_shared(spec, &setup.cache_dir, setup.local_ranks)?;
     Ok(TrainingJob { id: setup.job.job_id, spec: spec.clone(), store, inputs })
 }
 

@@ -39,9 +39,10 @@ pub(super) enum ObtainResult {
     Held(HeldShard),
     /// Another process is fetching or checking it, and it is not needed yet.
     Busy,
-    /// The cache is full of shards that cannot be evicted.
+    /// The cache or its disk is full of shards that cannot be evicted.
     NoRoom {
         in_use_bytes: u64,
+        is_disk_full: bool,
     },
 }
 
@@ -87,25 +88,34 @@ impl CachedBucket {
         self.fetcher.io.run(self.fetcher.remote.headers(&self.objects))
     }
 
-    /// The shard as a local file. Waits until it has been fetched.
-    pub(super) fn local(&self, shard: usize) -> Result<HeldShard, Error> {
+    /// The shard as a local file. Waits until it has been fetched. `release` is that of
+    /// [`ShardSet::local_releasing`](super::ShardSet::local_releasing).
+    pub(super) fn local(
+        &self,
+        shard: usize,
+        release: &dyn Fn() -> bool,
+    ) -> Result<HeldShard, Error> {
         self.plan().remove_next_use(shard);
-        let held = self.obtain_now(shard)?;
+        let held = self.obtain_now(shard, release)?;
         // The plan is shorter by one, so the prefetch thread may fetch one more.
         self.signal.change();
         Ok(held)
     }
 
     /// Obtains a shard. Waits for space in the cache until the timeout.
-    fn obtain_now(&self, shard: usize) -> Result<HeldShard, Error> {
+    fn obtain_now(&self, shard: usize, release: &dyn Fn() -> bool) -> Result<HeldShard, Error> {
         let since = Instant::now();
         loop {
             let seen = self.signal.changes();
-            let in_use_bytes = match self.obtain(shard, Demand::Now)? {
+            let (in_use_bytes, is_disk_full) = match self.obtain(shard, Demand::Now)? {
                 ObtainResult::Held(held) => return Ok(held),
                 ObtainResult::Busy => continue,
-                ObtainResult::NoRoom { in_use_bytes } => in_use_bytes,
+                ObtainResult::NoRoom { in_use_bytes, is_disk_full } => (in_use_bytes, is_disk_full),
             };
+            // Without this, ranks that share the cache could all wait for each other.
+            if release() {
+                continue;
+            }
             let waited = since.elapsed();
             if waited >= self.room_timeout {
                 let object = &self.objects[shard];
@@ -115,6 +125,7 @@ impl CachedBucket {
                     cache_dir: self.cache.folder.clone(),
                     cache_bytes: self.cache.max_bytes,
                     in_use_bytes,
+                    is_disk_full,
                     waited,
                 });
             }
@@ -143,8 +154,9 @@ impl CachedBucket {
             if let Some(held) = self.cache.check(entry, &work)? {
                 return Ok(ObtainResult::Held(held));
             }
-            if let Reservation::Full { in_use_bytes } = self.reserve(shard, &work, demand)? {
-                return Ok(ObtainResult::NoRoom { in_use_bytes });
+            let room = self.reserve(shard, &work, demand)?;
+            if let Reservation::Full { in_use_bytes, is_disk_full } = room {
+                return Ok(ObtainResult::NoRoom { in_use_bytes, is_disk_full });
             }
             let digest = self.fetcher.fetch(object, &work.file, &work.path)?;
             if let Some(held) = self.cache.commit(entry, &object.url, work, digest)? {

@@ -37,7 +37,7 @@ use super::{
     signal::ChangeSignal,
 };
 use crate::{
-    file::{allocate, digest, is_at, try_lock},
+    file::{allocate, digest, is_at, is_disk_full, try_lock},
     with_suffix,
 };
 
@@ -97,7 +97,17 @@ pub(super) enum Reservation {
     /// There is not enough space; `in_use_bytes` cannot be evicted.
     Full {
         in_use_bytes: u64,
+        /// Whether the disk is full before the cache reaches its limit.
+        is_disk_full: bool,
     },
+}
+
+/// What is in the cache's folder.
+struct CacheContents {
+    /// Total size of the shards, including those being fetched, bytes.
+    used: u64,
+    /// Shards that may be evicted if they are not in use, with their sizes, in the order of eviction.
+    candidates: Vec<(CacheEntry, u64)>,
 }
 
 impl CacheEntry {
@@ -251,12 +261,35 @@ impl Cache {
         demand: Demand,
         next_use: &dyn Fn(&str) -> Option<usize>,
     ) -> Result<Reservation, Error> {
+        self.reserve_with(work, bytes, demand, next_use, &|| allocate(&work.file, bytes))
+    }
+
+    fn reserve_with(
+        &self,
+        work: &WorkLock,
+        bytes: u64,
+        demand: Demand,
+        next_use: &dyn Fn(&str) -> Option<usize>,
+        allocate: &dyn Fn() -> io::Result<()>,
+    ) -> Result<Reservation, Error> {
         let _folder = self.lock_folder()?;
         let room = self.evict_for(Some(&work.path), bytes, demand, next_use)?;
-        if matches!(room, Reservation::Made) {
-            allocate(&work.file, bytes).map_err(Error::io("reserve space for", &work.path))?;
+        if matches!(room, Reservation::Full { .. }) {
+            return Ok(room);
         }
-        Ok(room)
+        loop {
+            match allocate() {
+                Ok(()) => return Ok(Reservation::Made),
+                // The limit is above what the disk has for the cache.
+                Err(error) if is_disk_full(&error) => {}
+                Err(error) => return Err(Error::io("reserve space for", &work.path)(error)),
+            }
+            let CacheContents { used, candidates } =
+                self.contents(Some(&work.path), demand, next_use)?;
+            if !evict_first(&candidates)? {
+                return Ok(Reservation::Full { in_use_bytes: used, is_disk_full: true });
+            }
+        }
     }
 
     /// Ends a fetch: makes the shard durable, renames it and holds it. `None` if another process evicted it between
@@ -346,8 +379,36 @@ impl Cache {
         demand: Demand,
         next_use: &dyn Fn(&str) -> Option<usize>,
     ) -> Result<Reservation, Error> {
+        let CacheContents { mut used, candidates } = self.contents(mine, demand, next_use)?;
+        let mut victims = Vec::new();
+        for (entry, entry_bytes) in &candidates {
+            if used + bytes <= self.max_bytes {
+                break;
+            }
+            if let Some(file) = lock_unused(entry)? {
+                used -= entry_bytes;
+                victims.push((entry, file));
+            }
+        }
+        if used + bytes > self.max_bytes {
+            return Ok(Reservation::Full { in_use_bytes: used, is_disk_full: false });
+        }
+        for (entry, _locked) in victims {
+            remove(entry)?;
+        }
+        Ok(Reservation::Made)
+    }
+
+    /// What is in the folder, except for the file `mine`. Removes what ended processes have left. The folder must be
+    /// locked.
+    fn contents(
+        &self,
+        mine: Option<&Path>,
+        demand: Demand,
+        next_use: &dyn Fn(&str) -> Option<usize>,
+    ) -> Result<CacheContents, Error> {
         let failed = |error| Error::io("list", &self.folder)(error);
-        let (mut used, mut entries, mut candidates) = (0, Vec::new(), Vec::new());
+        let (mut used, mut entries, mut uses) = (0, Vec::new(), Vec::new());
         for entry in fs::read_dir(&self.folder).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             let (path, name) = (entry.path(), entry.file_name().to_string_lossy().into_owned());
@@ -366,30 +427,14 @@ impl Cache {
                     let record = fs::metadata(with_suffix(&path, RECORD));
                     let modified = record.and_then(|record| record.modified());
                     let last_used = modified.unwrap_or(SystemTime::UNIX_EPOCH);
-                    candidates.push(Candidate { last_used, next_use: next_use(&name) });
+                    uses.push(Candidate { last_used, next_use: next_use(&name) });
                     entries.push((CacheEntry { name, data: path }, metadata.len()));
                 }
             }
         }
-        let mut victims = Vec::new();
-        for index in evict::order(&candidates, demand) {
-            if used + bytes <= self.max_bytes {
-                break;
-            }
-            let (entry, entry_bytes) = &entries[index];
-            let Ok(file) = File::open(&entry.data) else { continue };
-            if try_lock(&file).map_err(Error::io("lock", &entry.data))? {
-                used -= entry_bytes;
-                victims.push((entry, file));
-            }
-        }
-        if used + bytes > self.max_bytes {
-            return Ok(Reservation::Full { in_use_bytes: used });
-        }
-        for (entry, _locked) in victims {
-            remove(entry)?;
-        }
-        Ok(Reservation::Made)
+        let order = evict::order(&uses, demand);
+        let candidates = order.into_iter().map(|index| entries[index].clone()).collect();
+        Ok(CacheContents { used, candidates })
     }
 }
 
@@ -433,6 +478,24 @@ fn partial_bytes(path: &Path) -> io::Result<u64> {
     Ok(0)
 }
 
+/// Evicts the first shard that is not in use; `false` if there is none.
+fn evict_first(candidates: &[(CacheEntry, u64)]) -> Result<bool, Error> {
+    for (entry, _) in candidates {
+        if let Some(_locked) = lock_unused(entry)? {
+            remove(entry)?;
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+/// A copy with its exclusive lock; `None` if it is in use or cannot be opened.
+fn lock_unused(entry: &CacheEntry) -> Result<Option<File>, Error> {
+    let Ok(file) = File::open(&entry.data) else { return Ok(None) };
+    let is_locked = try_lock(&file).map_err(Error::io("lock", &entry.data))?;
+    Ok(is_locked.then_some(file))
+}
+
 /// Removes a copy, then its record, which is not needed without it.
 fn remove(entry: &CacheEntry) -> Result<(), Error> {
     for path in [entry.data.clone(), entry.with(RECORD)] {
@@ -444,4 +507,81 @@ fn remove(entry: &CacheEntry) -> Result<(), Error> {
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SHARD: u64 = 100;
+
+    fn entry(cache: &Cache, number: usize) -> CacheEntry {
+        let name = format!("{number:032}-{number}.beton");
+        CacheEntry { data: cache.folder.join(&name), name }
+    }
+
+    /// A cache that is far below its limit, with the shards 0 to 2.
+    fn cache(folder: &Path) -> Cache {
+        let cache = Cache::open(folder, 1 << 20, Arc::new(ChangeSignal::new())).unwrap();
+        for number in 0..3 {
+            fs::write(entry(&cache, number).data(), [0_u8; SHARD as usize]).unwrap();
+        }
+        cache
+    }
+
+    fn cached(cache: &Cache) -> Vec<usize> {
+        (0..3).filter(|&number| entry(cache, number).data().exists()).collect()
+    }
+
+    /// Shards are needed in the order of their numbers.
+    fn next_use(name: &str) -> Option<usize> {
+        name.strip_suffix(".beton")?.rsplit_once('-')?.1.parse().ok()
+    }
+
+    /// Reserves space for another shard on a disk that has space for `capacity` of them.
+    fn reserve(cache: &Cache, capacity: usize, demand: Demand) -> Reservation {
+        let work = cache.work(&entry(cache, 3)).unwrap();
+        let allocate = || -> io::Result<()> {
+            match cached(cache).len() < capacity {
+                true => Ok(()),
+                false => Err(io::ErrorKind::StorageFull.into()),
+            }
+        };
+        cache.reserve_with(&work, SHARD, demand, &next_use, &allocate).unwrap()
+    }
+
+    #[test]
+    fn on_a_full_disk_shards_are_evicted_until_the_new_one_fits() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = cache(folder.path());
+
+        assert!(matches!(reserve(&cache, 2, Demand::Now), Reservation::Made));
+
+        assert_eq!(cached(&cache), [0]);
+    }
+
+    #[test]
+    fn on_a_full_disk_shards_in_use_are_kept() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = cache(folder.path());
+        let _in_use = cache.share(&entry(&cache, 2)).unwrap().unwrap();
+
+        let room = reserve(&cache, 0, Demand::Now);
+
+        let Reservation::Full { in_use_bytes: SHARD, is_disk_full: true } = room else {
+            panic!("there is room")
+        };
+        assert_eq!(cached(&cache), [2]);
+    }
+
+    #[test]
+    fn on_a_full_disk_prefetching_keeps_shards_that_are_needed_earlier() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = cache(folder.path());
+
+        let room = reserve(&cache, 0, Demand::At(1));
+
+        assert!(matches!(room, Reservation::Full { is_disk_full: true, .. }));
+        assert_eq!(cached(&cache), [0, 1]);
+    }
 }

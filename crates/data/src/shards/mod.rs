@@ -200,12 +200,22 @@ impl ShardSet {
     /// There is no such shard; it cannot be fetched; all shards in the cache remain in use, so that there is no space
     /// for it.
     pub fn local(&self, shard: usize) -> Result<Lease, Error> {
+        self.local_releasing(shard, &|| false)
+    }
+
+    /// Like [`local`](Self::local). While there is no space, `release` is called, which drops a lease of the caller
+    /// and returns whether there was one.
+    pub(crate) fn local_releasing(
+        &self,
+        shard: usize,
+        release: &dyn Fn() -> bool,
+    ) -> Result<Lease, Error> {
         if shard >= self.len() {
             return Err(Error::OutOfRange { shard, shards: self.len() });
         }
         Ok(Lease(match &self.shards {
             Shards::Disk(files) => Local::File(files[shard].clone()),
-            Shards::Bucket { bucket, .. } => Local::Copy(bucket.local(shard)?),
+            Shards::Bucket { bucket, .. } => Local::Copy(bucket.local(shard, release)?),
         }))
     }
 

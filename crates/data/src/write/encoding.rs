@@ -12,6 +12,7 @@ use crate::{
     area::{AreaResizer, Pixels},
     beton::Mode,
     random::{Draws, RandomPurpose},
+    turbojpeg::MAX_PIXELS,
 };
 
 /// How images are stored.
@@ -140,10 +141,8 @@ impl ImageEncoder {
     ) -> Result<StoredImage, BadImage> {
         let decoded = self.decode(source)?;
         let (width, height) = self.encoding.size(decoded.width, decoded.height);
-        if width.max(height) > u32::from(u16::MAX) {
-            return Err(BadImage::TooLarge { width, height });
-        }
         let mode = self.encoding.mode(position, width, height);
+        check_size(mode, width, height)?;
         let is_reduced = (width, height) != (decoded.width, decoded.height);
         let keep = self.encoding.keep_jpeg && decoded.is_plain_jpeg;
         if keep && mode == Mode::Jpeg && !is_reduced {
@@ -194,6 +193,17 @@ impl ImageEncoder {
     }
 }
 
+/// Checks that the format can store an image of this size, and that Baton's loader would not refuse it.
+fn check_size(mode: Mode, width: u32, height: u32) -> Result<(), BadImage> {
+    if width.max(height) > u32::from(u16::MAX) {
+        return Err(BadImage::TooLarge { width, height });
+    }
+    if mode == Mode::Jpeg && u64::from(width) * u64::from(height) > MAX_PIXELS {
+        return Err(BadImage::TooManyPixels { width, height, max_pixels: MAX_PIXELS });
+    }
+    Ok(())
+}
+
 /// Properties of the image in [`ImageEncoder::rgb`].
 #[derive(Clone, Copy)]
 struct Decoded {
@@ -233,4 +243,25 @@ fn to_rgb(image: DynamicImage, rgb: &mut Vec<u8>) -> Result<(), BadImage> {
         other => return Err(BadImage::Pixels(format!("{:?}", other.color()))),
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn jpegs_that_the_loader_would_refuse_are_refused() {
+        assert_eq!(check_size(Mode::Jpeg, 1 << 14, 1 << 14), Ok(()));
+        let error = check_size(Mode::Jpeg, 1 << 14, (1 << 14) + 1).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "has 16384x16385 pixels, but a JPEG can have at most 268435456: set --max-resolution"
+        );
+        assert_eq!(check_size(Mode::Raw, 1 << 14, (1 << 14) + 1), Ok(()));
+        for mode in [Mode::Jpeg, Mode::Raw] {
+            let (width, height) = (1 << 16, 1);
+            let too_large = Err(BadImage::TooLarge { width, height });
+            assert_eq!(check_size(mode, width, height), too_large);
+        }
+    }
 }

@@ -187,6 +187,18 @@ pub enum BadImage {
         /// Height in pixels.
         height: u32,
     },
+    /// A JPEG above the limit of Baton's loader.
+    #[error(
+        "has {width}x{height} pixels, but a JPEG can have at most {max_pixels}: set --max-resolution"
+    )]
+    TooManyPixels {
+        /// Width in pixels.
+        width: u32,
+        /// Height in pixels.
+        height: u32,
+        /// Maximum number of pixels.
+        max_pixels: u64,
+    },
     /// The image does not fit into a page.
     #[error(
         "needs {needed} bytes, but a page has {page_bytes}: write larger pages, store it as JPEG, \

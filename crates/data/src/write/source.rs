@@ -94,7 +94,7 @@ impl Source {
 
     /// Reads a list with one line per image: its path, then a TAB or a comma, then its label, an integer. Paths are
     /// relative to the folder of the list. Without a TAB the last comma is the separator. Empty lines are skipped,
-    /// and so is a header: a first line whose label is `label`.
+    /// and so are a header, which is a first line whose label is `label`, and a byte order mark before it.
     ///
     /// # Errors
     /// A line is invalid, or there are no images; the file cannot be read or is not valid UTF-8.
@@ -120,6 +120,8 @@ impl Source {
                         .to_owned(),
                 )
             })?;
+            // Spreadsheets put a byte order mark in front.
+            let line = line.strip_prefix('\u{feff}').filter(|_| number == 1).unwrap_or(line);
             if line.trim().is_empty() {
                 continue;
             }

@@ -193,6 +193,16 @@ fn lists_have_a_path_and_a_label_per_line() {
 }
 
 #[test]
+fn a_byte_order_mark_is_not_part_of_the_first_line() {
+    let workspace = Workspace::new();
+    for text in ["\u{feff}path,label\nx.png,3\n", "\u{feff}x.png,3\n", "\u{feff}\nx.png,3\n"] {
+        let source = Source::open(workspace.put("list.csv", text.as_bytes())).unwrap();
+        let items: Vec<_> = source.items.iter().map(|item| (&item.path, item.label)).collect();
+        assert_eq!(items, [(&workspace.path("x.png"), 3)], "{text:?}");
+    }
+}
+
+#[test]
 fn invalid_lines_of_a_list_are_reported_with_their_number() {
     let workspace = Workspace::new();
     let refused = |text: &str| {

@@ -110,7 +110,8 @@ fn if_all_shards_remain_in_use_the_error_recommends_a_larger_cache() {
     let error = shards.local(2).unwrap_err();
 
     assert!(matches!(error, Error::NoRoom { in_use_bytes: 400_000, .. }), "{error:?}");
-    assert!(error.to_string().contains("raise data.cache_gib"), "{error}");
+    let remedy = "raise data.cache_gib, or set data.order = \"quasi_random\"";
+    assert!(error.to_string().ends_with(remedy), "{error}");
     assert_eq!(kit.fetches(2), 0);
 }
 

@@ -148,6 +148,24 @@ fn quasi_random_order_fetches_every_shard_once_per_epoch() {
     }
 }
 
+/// Two ranks fill the cache with a shard each, and then need another one.
+#[test]
+fn ranks_close_shards_instead_of_waiting_for_each_other() {
+    let mut test_set = TestSet::new();
+    let bytes = |number: u8| {
+        let path = test_set.disk.path().join(format!("train-{number}.beton"));
+        fs::metadata(path).unwrap().len()
+    };
+    test_set.options.cache_bytes = bytes(3) + bytes(6);
+    let first = |number: u8| SAMPLES[..usize::from(number)].iter().sum::<u64>();
+    let ranks = [0, 1].map(|_| test_set.remote(Labels::Ints).unwrap());
+
+    assert_eq!(ranks[0].label(first(3)).unwrap(), 3);
+    assert_eq!(ranks[1].label(first(6)).unwrap(), 6);
+    assert_eq!(ranks[0].label(first(0)).unwrap(), 0);
+    assert_eq!(ranks[1].label(first(1)).unwrap(), 1);
+}
+
 #[test]
 fn a_label_outside_the_classes_is_reported_when_its_shard_is_fetched() {
     let test_set = TestSet::new();

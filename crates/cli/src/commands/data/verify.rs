@@ -1,6 +1,6 @@
 //! `baton data verify`
 
-use std::{num::NonZeroUsize, path::PathBuf};
+use std::{collections::HashSet, num::NonZeroUsize, path::PathBuf};
 
 use baton_data::{Beton, verify::Verifier};
 use baton_job::exit::Failure;
@@ -91,16 +91,30 @@ fn verify(path: &PathBuf, args: &Args) -> Result<VerifiedFile, Failure> {
     let threads = args.threads.map_or_else(cores, NonZeroUsize::get);
     let found = verifier.check_all(threads, |samples| bar.inc(samples));
     bar.finish_and_clear();
-    let mut faults: Vec<String> = verifier.faults().iter().map(ToString::to_string).collect();
+    let in_rows = verifier.faults().iter().map(ToString::to_string);
     // A fault found in the rows is found again when the value is read.
-    for fault in found.iter().map(ToString::to_string) {
-        if !faults.contains(&fault) {
-            faults.push(fault);
-        }
-    }
+    let mut faults = without_repetitions(in_rows.chain(found.iter().map(ToString::to_string)));
     let bad = faults.len() as u64;
     if !args.all {
         faults.truncate(MAX_SHOWN_FAULTS);
     }
     Ok(VerifiedFile { file: path.display().to_string(), samples: beton.len(), bad, faults })
+}
+
+fn without_repetitions(faults: impl Iterator<Item = String>) -> Vec<String> {
+    let mut known = HashSet::new();
+    faults.filter(|fault| known.insert(fault.clone())).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_of_very_many_faults_is_listed_once() {
+        // Comparing each with all others would take minutes.
+        let faults = || (0..300_000).map(|sample| format!("sample {sample}"));
+        let listed = without_repetitions(faults().chain(faults()));
+        assert!(listed.iter().cloned().eq(faults()));
+    }
 }
