@@ -11,6 +11,7 @@ use baton_job::{
 use baton_language::model::read_decoder;
 use baton_text::{Encoder, LossTokens, TemplateSource, Tokenizer};
 use baton_trainer::{
+    Learner as _,
     sampling::{Prompt, Sampling},
     torch::{self, TorchLearner, weights::Head},
 };
@@ -139,8 +140,11 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     torch::device::set_threads(args.threads);
     let mut learner = TorchLearner::new(&spec, &InputType::Tokens, device)?;
     // The matrices of a new adapter change nothing.
-    if let Some(weights) = weights {
-        torch::weights::load(&mut learner, weights, Head::FromFile).map_err(bad_input)?;
+    match weights {
+        Some(weights) => {
+            torch::weights::load(&mut learner, weights, Head::FromFile).map_err(bad_input)?;
+        }
+        None => learner.load_initial()?,
     }
     let sampling = Sampling {
         max_tokens: args.max_tokens,

@@ -68,6 +68,18 @@ fn prompts_are_continued_together_as_alone_and_draws_depend_on_the_seed() {
 }
 
 #[test]
+fn the_adapter_that_the_recipe_names_is_used_without_a_flag() {
+    let model = model();
+    let folder = model.folder();
+    let prompt = ["--prompt", "hi you", "--max-tokens", "9"];
+    let file = |name: &str| format!("model.pretrained={}", folder.join(name).display());
+    let (code, _, error) =
+        generate(folder, RECIPE, &[&prompt[..], &["--set", &file("none.safetensors")]].concat());
+    assert_eq!(code, 2, "{error}");
+    assert!(error.contains("model.pretrained") && error.contains("none.safetensors"), "{error}");
+}
+
+#[test]
 fn what_cannot_be_continued_is_refused_in_one_line() {
     let model = model();
     let long = "hi ".repeat(200);

@@ -103,8 +103,8 @@ pub(crate) struct ListedCheckpoint {
 pub(crate) struct VerifiedCheckpoint {
     /// Name of its folder.
     pub(crate) name: String,
-    /// `complete` (every byte is as it was written), `damaged`, `newer` (a newer Baton wrote it) or
-    /// `unfinished`.
+    /// `complete` (every byte is as it was written), `damaged`, `newer` (a newer Baton wrote it), `unfinished`, or `removed`
+    /// while it was read.
     pub(crate) state: &'static str,
     /// What is wrong if it is damaged; the format version if a newer Baton wrote it.
     pub(crate) problem: Option<String>,
@@ -320,6 +320,8 @@ pub(crate) struct TokenizedData {
     pub(crate) first_skipped: Vec<String>,
     /// File of the chat template, if one was used.
     pub(crate) template: Option<String>,
+    /// The token with which the template ends a message, if generated texts would go on after it.
+    pub(crate) unknown_end: Option<String>,
     /// One more than the largest token of the vocabulary.
     pub(crate) vocab_size: u32,
     /// Duration of this run.
@@ -339,6 +341,7 @@ impl TokenizedData {
             skipped: tokenized.skipped,
             first_skipped,
             template: tokenized.template.as_ref().map(|path| path.display().to_string()),
+            unknown_end: tokenized.unknown_end.clone(),
             vocab_size: tokenizer.vocab_size(),
             seconds,
         }

@@ -30,6 +30,8 @@ const UNUSED_KEYS: &[&str] = &[
     "pretraining_tp",
     "return_dict",
     "rope_interleaved",
+    // Gemma 2 9B has it beside `sliding_window`, which alone is read by transformers.
+    "sliding_window_size",
     "torch_dtype",
     "transformers.js_config",
     "transformers_version",
@@ -420,7 +422,8 @@ impl<'a> ConfigKeys<'a> {
         match unknown.next() {
             None => Ok(()),
             Some(key) => Err(format!(
-                "has {key} = {}, which Baton does not know and which may change what the model computes",
+                "has {key} = {}, which Baton does not know and which may change what the model computes: remove it \
+                 from a copy of the file if transformers computes the same without it",
                 self.map[key]
             )),
         }

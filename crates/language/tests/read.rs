@@ -91,6 +91,12 @@ fn both_spellings_of_rotary_positions_are_read() {
 }
 
 #[test]
+fn a_key_of_gemma_2_9b_that_transformers_does_not_read_is_not_refused() {
+    let with_key = changed("gemma2", json!({"sliding_window_size": 4096}));
+    assert_eq!(read(&with_key), read(&changed("gemma2", json!({}))));
+}
+
+#[test]
 fn what_is_not_computed_is_refused_by_name() {
     for (family, change, expected) in [
         (

@@ -54,12 +54,20 @@ impl Graph {
     /// The graph for evaluation: BatchNorm uses the running statistics, nothing is dropped.
     ///
     /// # Errors
-    /// Random numbers whose counterpart in evaluation mode is unknown.
+    /// Random numbers whose counterpart in evaluation mode is unknown, or a BatchNorm without running statistics.
     pub(crate) fn for_evaluation(&self) -> Result<Self, String> {
         let mut graph = self.clone();
         let scaled: Vec<bool> =
             (0..graph.nodes.len()).map(|index| is_scaled_bernoulli(&graph, index)).collect();
         for (node, is_scaled) in graph.nodes.iter_mut().zip(scaled) {
+            let has_statistics = matches!(node.argument("running_mean"), Some(Argument::Value(_)));
+            if node.operator == "aten::batch_norm" && !has_statistics {
+                return Err(format!(
+                    "{}: a BatchNorm without running statistics normalises an evaluation by the samples that happen to be in \
+                     a batch: set track_running_stats=True, or use GroupNorm",
+                    node.location
+                ));
+            }
             for flag in TRAINING_FLAGS {
                 if let Some(Argument::Bool(value)) = node.argument_mut(flag) {
                     *value = false;

@@ -505,6 +505,11 @@ fn what_cannot_be_trained_is_named_with_its_node_and_a_remedy() {
             ["of norm", "set track_running_stats=False"],
         ),
         (
+            r#""arg":{"as_tensor":{"name":"b_norm_running_mean"}},"kind":1},{"name":"running_var","arg":{"as_tensor":{"name":"b_norm_running_var"}}"#,
+            r#""arg":{"as_none":true},"kind":1},{"name":"running_var","arg":{"as_none":true}"#,
+            ["of norm", "set track_running_stats=True"],
+        ),
+        (
             r#"{"as_tensor":{"name":"b_norm_running_var"}}"#,
             r#"{"as_tensor":{"name":"b_norm_running_mean"}}"#,
             ["is used twice in a step", "use two modules"],

@@ -15,10 +15,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use baton_data::NO_LABEL;
 use serde_json::Value;
 use tokenizers::PostProcessorWrapper;
 
-use crate::Error;
+use crate::{EncodedSample, Error};
 
 /// Name of the file with vocabulary and rules.
 pub const VOCABULARY_FILE: &str = "tokenizer.json";
@@ -164,6 +165,20 @@ impl Tokenizer {
         &self.ends
     }
 
+    /// The special token with which a sample ends, perhaps before a line break, if the model's files do not name it as an
+    /// end: the model learns to write it, and then goes on.
+    pub(crate) fn unknown_end(&self, sample: &EncodedSample) -> Option<String> {
+        let counted = sample.tokens.iter().zip(&sample.labels).rev();
+        let counted = counted.skip_while(|(_, label)| **label == NO_LABEL);
+        let last: Vec<u32> = counted.take(MAX_TOKENS_FROM_END).map(|(token, _)| *token).collect();
+        if last.iter().any(|token| self.ends.contains(token)) {
+            return None;
+        }
+        let added = self.rules.get_added_tokens_decoder();
+        let special = last.iter().find_map(|token| added.get(token).filter(|added| added.special));
+        special.map(|token| token.content.clone())
+    }
+
     /// The token that fills a batch.
     #[must_use]
     pub fn pad(&self) -> Option<&SpecialToken> {
@@ -239,6 +254,9 @@ impl Tokenizer {
         self.decode(tokens.get(..end.unwrap_or(tokens.len())).unwrap_or_default())
     }
 }
+
+/// How near the end of a sample its last special token is: a template may write a line break or two after it.
+const MAX_TOKENS_FROM_END: usize = 3;
 
 /// What stands before a text that continues another one: tokens seldom contain a line break and what follows.
 const GUARD: &str = "\n";

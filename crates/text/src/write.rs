@@ -130,6 +130,8 @@ pub struct TokenizedText {
     pub formats: Vec<TextFormat>,
     /// The file of the chat template, if one was used.
     pub template: Option<PathBuf>,
+    /// The token with which the template ends a message, if it does not end a generated text by the model's files.
+    pub unknown_end: Option<String>,
 }
 
 /// Tokenizes files. `progress` is called for what happens.
@@ -160,6 +162,8 @@ pub fn tokenize(
     };
     let mut skipped = 0;
     let mut first_skipped = None;
+    // Of the first sample that is whole: all have the same template.
+    let mut unknown_end = template_path.is_none().then_some(None);
     let encode = |line: &str, format| {
         let keys = LineKeys::read(line, split.as_ref().and_then(SampleSplit::by))?;
         keys.require(format)?;
@@ -170,6 +174,11 @@ pub fn tokenize(
     let mut groups = LineGroups::new(&options.from, &counts.formats);
     while let Some(lines) = groups.next()? {
         for result in group::map(&lines, options.threads, &encode)? {
+            if let Ok((_, sample)) = &result
+                && sample.whole_tokens == sample.tokens.len()
+            {
+                unknown_end.get_or_insert_with(|| tokenizer.unknown_end(sample));
+            }
             match result {
                 Ok((SampleSet::Train, sample)) => train.push(&sample)?,
                 Ok((SampleSet::Val, sample)) => {
@@ -196,6 +205,7 @@ pub fn tokenize(
         skipped,
         formats: counts.formats,
         template: template_path,
+        unknown_end: unknown_end.flatten(),
     })
 }
 

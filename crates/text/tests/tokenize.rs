@@ -162,6 +162,18 @@ fn a_template_of_ones_own_replaces_the_models() {
 }
 
 #[test]
+fn an_end_of_messages_that_the_models_files_do_not_name_is_reported() {
+    let mut case = Case::new(&texts(0..3));
+    assert_eq!(case.run().unwrap().unknown_end, None, "a text ends with eos");
+    let chat = r#"{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "you"}]}"#;
+    let mut case = Case::new(&format!("{chat}\n"));
+    assert_eq!(case.run().unwrap().unknown_end.as_deref(), Some("<|im_end|>"));
+    let ends = json!({"eos_token_id": [case.model.id("</s>"), case.model.id("<|im_end|>")]});
+    case.model.write("generation_config.json", &ends.to_string());
+    assert_eq!(case.run().unwrap().unknown_end, None);
+}
+
+#[test]
 fn long_samples_are_cut_and_counted() {
     let long = format!("{{\"text\": \"{}\"}}\n", "xy".repeat(50));
     let mut case = Case::new(&format!("{{\"text\": \"xyz\"}}\n{long}{long}"));

@@ -12,6 +12,15 @@ extern "C" void baton_set_deterministic(bool deterministic) {
     context.setSDPUseCuDNN(!deterministic);
 }
 
+// Whether operations on a CPU add in one order. With several threads, the gradient of an indexed table is otherwise summed by
+// atomic additions.
+extern "C" void baton_set_deterministic_cpu(bool deterministic) {
+    auto &context = at::globalContext();
+    context.setDeterministicAlgorithms(deterministic, /*warn_only=*/true);
+    // That would clear all new memory.
+    context.setDeterministicFillUninitializedMemory(false);
+}
+
 extern "C" bool baton_is_deterministic() {
     const auto &context = at::globalContext();
     return context.deterministicCuDNN() && !context.userEnabledFlashSDP() && !context.userEnabledMemEfficientSDP() &&

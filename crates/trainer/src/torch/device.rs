@@ -46,16 +46,26 @@ pub fn prepare(spec: &JobSpec) {
 /// [`Error::Device`] with a remedy: no driver, a libtorch without CUDA, no GPU, too few GPUs.
 pub fn open(spec: &JobSpec, local_rank: LocalRank) -> Result<Device, Error> {
     set_threads(spec.cluster.threads_per_rank);
-    let found = match spec.cluster.device {
-        DeviceChoice::Cpu => return Ok(Device::Cpu),
-        DeviceChoice::Auto | DeviceChoice::Cuda => gpus(),
+    let device = match spec.cluster.device {
+        DeviceChoice::Cpu => Device::Cpu,
+        choice => choose(choice, local_rank, gpus()).map_err(Error::Device)?,
     };
-    let device = choose(spec.cluster.device, local_rank, found).map_err(Error::Device)?;
-    // The flags also change what a CPU computes.
-    if device.is_cuda() {
-        set_determinism(spec.precision.determinism);
+    let determinism = spec.precision.determinism;
+    // The flags of one device also change what the other computes.
+    match device.is_cuda() {
+        true => set_determinism(determinism),
+        false => set_cpu_determinism(determinism),
     }
     Ok(device)
+}
+
+/// With `strict`, operations on a CPU give the same bits each time with any number of threads.
+fn set_cpu_determinism(determinism: Determinism) {
+    // SAFETY: sets flags of the process.
+    #[allow(unsafe_code)]
+    unsafe {
+        baton_set_deterministic_cpu(determinism == Determinism::Strict);
+    }
 }
 
 /// With `strict`, the operations of Baton's own models give the same bits each time on a GPU.
@@ -75,6 +85,7 @@ fn set_determinism(determinism: Determinism) {
 #[allow(unsafe_code)]
 unsafe extern "C" {
     fn baton_set_deterministic(deterministic: bool);
+    fn baton_set_deterministic_cpu(deterministic: bool);
     #[cfg(test)]
     fn baton_is_deterministic() -> bool;
 }
@@ -235,6 +246,8 @@ fn torch_folder() -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use tch::{Kind, Tensor};
+
     use super::*;
 
     fn refused(choice: DeviceChoice, local_rank: u32, found: GpuSearch) -> String {
@@ -285,6 +298,25 @@ mod tests {
         assert!(is_deterministic());
         set_determinism(Determinism::Fast);
         assert!(!is_deterministic());
+    }
+
+    #[test]
+    fn on_a_cpu_the_gradient_of_an_indexed_table_has_the_same_bits_each_time() {
+        set_threads(4);
+        set_cpu_determinism(Determinism::Strict);
+        tch::manual_seed(1);
+        let table = Tensor::rand([169, 24], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let index = Tensor::randint(169, [64 * 2_401], (Kind::Int64, Device::Cpu));
+        let factors = Tensor::rand([64 * 2_401, 24], (Kind::Float, Device::Cpu));
+        let gradient = || {
+            let loss = (table.index(&[Some(&index)]) * &factors).sum(Kind::Float);
+            let [gradient] = &Tensor::run_backward(&[loss], &[&table], false, false)[..] else {
+                panic!("one gradient");
+            };
+            gradient.shallow_clone()
+        };
+        let first = gradient();
+        assert!((0..10).all(|_| gradient() == first));
     }
 
     #[test]

@@ -503,16 +503,18 @@ impl TorchLearner {
     ) -> Result<Option<Tensor>, Error> {
         let mut forward =
             |inputs: &NetworkInputs| self.network.outputs(inputs, state, is_interrupted);
-        let Some(outputs) = forward(inputs)? else { return Ok(None) };
         if !self.recipe.flip {
-            return Ok(Some(outputs));
+            return forward(inputs);
         }
+        // Before the first pass: a program may change its inputs in place.
+        let copies = inputs.extras.iter().map(Tensor::f_alias_copy).collect::<Result<_, _>>();
         let mirrored = NetworkInputs {
             main: inputs.main.f_flip([-1]).during("mirror the images")?,
-            extras: inputs.extras.iter().map(Tensor::shallow_clone).collect(),
+            extras: copies.during("copy the inputs")?,
             targets: inputs.targets.shallow_clone(),
             lengths: inputs.lengths.clone(),
         };
+        let Some(outputs) = forward(inputs)? else { return Ok(None) };
         let Some(mirrored) = forward(&mirrored)? else { return Ok(None) };
         let sum = outputs.f_add(&mirrored);
         sum.and_then(|sum| sum.f_div_scalar(2.0)).map(Some).during("average the outputs")

@@ -240,6 +240,12 @@ fn text(data: &TokenizedData, tokenized: &TokenizedText) -> String {
         human::grouped(data.vocab_size.into()),
         human::duration(data.seconds)
     ));
+    if let Some(end) = &data.unknown_end {
+        lines.push(format!(
+            "note: messages end with {end}, but generated texts do not by the model's files, and would go on after it: add its \
+             id to eos_token_id in the model's generation_config.json"
+        ));
+    }
     lines.join("\n")
 }
 

@@ -213,7 +213,15 @@ impl DecoderNetwork {
 
     fn embed(&self, pass: &Pass<'_>) -> tch::Result<Tensor> {
         let weight = self.tensor(0, pass.state)?;
-        let x = Tensor::f_embedding(&weight, pass.tokens, -1, false, false)?;
+        // A CPU adds the gradients of equal tokens in the number format of the table, where the sum of many loses the small
+        // ones. Values that were rounded to 16 bits stay as they are.
+        let is_trained_on_cpu = weight.requires_grad() && weight.device() == Device::Cpu;
+        let table = match is_trained_on_cpu {
+            true => weight.f_to_kind(Kind::Float)?,
+            false => weight.shallow_clone(),
+        };
+        let x = Tensor::f_embedding(&table, pass.tokens, -1, false, false)?;
+        let x = x.f_to_kind(weight.kind())?;
         let x = match self.decoder.embedding_scale {
             None => x,
             // Rounded to the number format of the weights, as transformers does.

@@ -287,6 +287,21 @@ fn bf16_stays_near_fp32() {
     assert!(norm(&difference) < 0.05 * norm(&first));
 }
 
+#[test]
+fn the_gradients_of_many_equal_tokens_are_summed_in_f32() {
+    let (mut wide, folder) = model("llama", &[]);
+    let mut narrow = open(folder.path(), &["precision.compute=bf16"]).unwrap();
+    let one = texts(&[16]);
+    let Inputs::Tokens { tokens, lengths } = &one.inputs else { panic!("no texts") };
+    let inputs = Inputs::Tokens { tokens: tokens.repeat(600), lengths: lengths.repeat(600) };
+    let (labels, samples) = (one.labels.repeat(600), (0..600).collect());
+    let batch = Batch { inputs, labels, samples, ..Batch::default() };
+    let [wide, narrow] = [&mut wide, &mut narrow].map(|learner| leaf_of(learner, &batch).0);
+    let norm = |values: &[f32]| values.iter().map(|value| value * value).sum::<f32>().sqrt();
+    let difference: Vec<f32> = wide.iter().zip(&narrow).map(|(a, b)| a - b).collect();
+    assert!(norm(&difference) < 0.05 * norm(&wide));
+}
+
 /// Greedy generation.
 fn greedy(max_tokens: u32) -> Sampling {
     Sampling { max_tokens, stops: Vec::new(), temperature: 0.0, top_p: 1.0, seed: 0 }
