@@ -1,7 +1,8 @@
 //! Starts or resumes a job from a recipe and a run folder.
 
 use std::{
-    fs,
+    ffi::OsStr,
+    fs, io,
     net::SocketAddr,
     path::{self, Path, PathBuf},
     sync::Arc,
@@ -30,7 +31,7 @@ use crate::{
     journal::Journal,
     journal_copy::{self, JournalCopy},
     lease::HeldLease,
-    metrics::JobMetrics,
+    metrics::{JobMetrics, METRICS_FILE},
     place::ServingPlace,
     served::ServedJob,
     take_over,
@@ -77,7 +78,8 @@ pub(crate) fn begin(
     };
     let ServingPlace { owner, host, run_dir, .. } = place;
     let recipe = spec.to_json();
-    let claimant = Claimant { owner, job: job_id, name: spec.name.clone(), recipe, host, run_dir };
+    let (name, not_before) = (spec.name.clone(), Some(engine.origin().restore.not_before));
+    let claimant = Claimant { owner, job: job_id, name, recipe, host, run_dir, not_before };
     let claim = (store, claimant);
     let run_dir = args.run_dir.clone();
     let (job_loop, job) =
@@ -126,6 +128,9 @@ fn submitted_recipe(run_dir: &Path) -> PathBuf {
     run_dir.join("recipe.toml")
 }
 
+/// The journal in a run folder.
+const JOURNAL_FILE: &str = "journal.redb";
+
 struct PreparedJob {
     engine: Engine,
     journal: Journal,
@@ -169,11 +174,8 @@ fn prepare(
     place: &ServingPlace,
     clock: Clock,
 ) -> Result<PreparedJob, Failure> {
-    let path = args.run_dir.join("journal.redb");
+    let path = args.run_dir.join(JOURNAL_FILE);
     let new_run = args.no_auto_resume || args.resume.is_some();
-    let open = |path: &Path| {
-        Journal::open(path).map_err(|error| disk::failure(path, format!("{error:#}")))
-    };
     // With --resume nothing is changed before its checkpoint is found.
     if let Some(typed) = &args.resume
         && let CheckpointReference { location: None, id } = checkpoint(typed)?
@@ -183,16 +185,15 @@ fn prepare(
         let store = open_store(spec, &args.run_dir, false)?;
         store.manifest(&id.name()).map_err(|error| bad_input(format!("--resume: {error}")))?;
     }
-    let (mut journal, mut records) = open(&path)?;
+    let (mut journal, mut records) = open_journal(&path)?;
     if !new_run && args.take_over.is_none() && has_ended_elsewhere(args, spec, place, &records) {
         tracing::info!("the job went on and ended at another coordinator: it continues from there");
-        drop(journal);
-        set_aside(&path)?;
-        (journal, records) = open(&path)?;
+        (journal, records) = begin_anew(journal, &path)?;
     }
     let store = open_store(spec, &args.run_dir, !new_run && may_have_ranks(&records))?;
     let (mut lease, mut first_event) = (LeaseAtStart::Unread, None);
     if args.take_over.is_some() {
+        journal = without_other_job(journal, &records, &args.run_dir, &store)?;
         // First the journal: who cannot continue must not replace the one that may still serve.
         (records, _) = continue_lost_job(&mut journal, spec, &store, RanksOfLostJob::MayRun)?;
         if records.is_empty() {
@@ -214,9 +215,7 @@ fn prepare(
         refuse_store_of_another_recipe(spec, &store)?;
     }
     if new_run && !records.is_empty() {
-        drop(journal);
-        set_aside(&path)?;
-        (journal, records) = open(&path)?;
+        (journal, records) = begin_anew(journal, &path)?;
     }
     if !new_run && args.take_over.is_none() {
         // Ranks that may run must not wait for the store; the fence ends an older journal.
@@ -256,9 +255,7 @@ fn prepare(
                 let was_allowed = restore.allow_recipe_change && !undoes_change;
                 let allow_recipe_change = was_allowed || args.allow_recipe_change;
                 let restore = Restore { allow_recipe_change, ..restore };
-                drop(journal);
-                set_aside(&path)?;
-                (journal, records) = open(&path)?;
+                (journal, records) = begin_anew(journal, &path)?;
                 let origin = new_origin(spec, &store, |_| restore)?;
                 Engine::continuing(&resumed, spec, origin, clock.now())
             }
@@ -583,13 +580,49 @@ fn other_recipe(args: &Args, changes: &[String]) -> Failure {
     ))
 }
 
-/// Renames the journal of the old run, so that it is kept.
+fn open_journal(path: &Path) -> Result<(Journal, Vec<Record>), Failure> {
+    Journal::open(path).map_err(|error| disk::failure(path, format!("{error:#}")))
+}
+
+/// An empty journal in place of this one, which is kept beside it.
+fn begin_anew(journal: Journal, path: &Path) -> Result<(Journal, Vec<Record>), Failure> {
+    drop(journal);
+    set_aside(path)?;
+    open_journal(path)
+}
+
+/// The journal for a takeover of the job that used the store last, without the history of another job: the folders of an
+/// agent's coordinators have the same names for every store.
+fn without_other_job(
+    journal: Journal,
+    records: &[Record],
+    run_dir: &Path,
+    store: &Store,
+) -> Result<Journal, Failure> {
+    let lost = journal_copy::last_job(store).map_err(|error| disk::store_failure(&error))?;
+    match job_of(records) {
+        Some(job) if Some(job) != lost => {
+            set_aside(&run_dir.join(METRICS_FILE))?;
+            begin_anew(journal, &run_dir.join(JOURNAL_FILE)).map(|(journal, _)| journal)
+        }
+        _ => Ok(journal),
+    }
+}
+
+/// Renames a file of the old run, if there is one, so that it is kept.
 fn set_aside(path: &Path) -> Result<(), Failure> {
+    let part = |part: Option<&OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
+    let (stem, extension) = (part(path.file_stem()), part(path.extension()));
     let kept = (1u32..)
-        .map(|n| path.with_file_name(format!("journal-{n}.redb")))
+        .map(|n| path.with_file_name(format!("{stem}-{n}.{extension}")))
         .find(|kept| !kept.exists())
         .unwrap_or_else(|| path.with_extension("old"));
-    fs::rename(path, &kept).map_err(|error| bad_input(format!("{}: {error}", path.display())))
+    match fs::rename(path, &kept) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(bad_input(format!("{}: {error}", path.display())))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// The store of a job. A folder is absolute: agents may run in other folders than this coordinator.
@@ -610,6 +643,7 @@ fn read_recipe(path: &Path, overrides: &[String]) -> Result<JobSpec, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::journal::{EntryKind, JournalEntry};
 
     /// A folder in which no process can create files, not even one of root.
     const UNWRITABLE: &str = "/proc";
@@ -662,6 +696,38 @@ mod tests {
         let (records, event) = continued(RanksOfLostJob::Lost).unwrap();
         assert_eq!(records, []);
         assert!(matches!(event, Some(Event::JournalCopyFailed { .. })), "{event:?}");
+    }
+
+    #[test]
+    fn a_takeover_begins_without_the_history_of_another_job_that_used_the_folder() {
+        use crate::journal_copy::kit;
+        let (folder, run) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let store = kit::folder_store(&folder);
+        store.claim(Generation(1), &kit::claimant()).unwrap();
+        let path = run.path().join(JOURNAL_FILE);
+        let of_job = |job| {
+            let restore = Restore::default();
+            Record::Created(JobOrigin {
+                job,
+                recipe: None,
+                first_generation: Generation(1),
+                restore,
+            })
+        };
+        for (job, is_kept) in [(kit::JOB, true), (JobId(uuid::Uuid::from_u128(99)), false)] {
+            let (journal, _) = Journal::open(&path).unwrap();
+            let (mut journal, _) = begin_anew(journal, &path).unwrap();
+            let json = serde_json::to_string(&of_job(job)).unwrap();
+            journal.fill(vec![JournalEntry { kind: EntryKind::Record, key: 0, json }]).unwrap();
+            fs::write(run.path().join(METRICS_FILE), "{}\n").unwrap();
+            let records = journal.records().unwrap();
+
+            let journal = without_other_job(journal, &records, run.path(), &store).unwrap();
+
+            assert_eq!(journal.records().unwrap().is_empty(), !is_kept);
+            assert_eq!(run.path().join(METRICS_FILE).exists(), is_kept);
+            assert_eq!(run.path().join("metrics-1.jsonl").exists(), !is_kept);
+        }
     }
 
     #[test]

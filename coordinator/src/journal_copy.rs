@@ -18,7 +18,7 @@ use std::{
 
 use baton_checkpoint::{EntryState, Error, JournalPart, Store};
 use baton_job::{
-    Generation, JobId,
+    JobId,
     engine::{RanksOfLostJob, Record},
 };
 use parking_lot::Mutex;
@@ -136,7 +136,7 @@ fn read(store: &Store, job: JobId, parts: &[JournalPart]) -> Result<Vec<JournalE
 pub(crate) fn has_ended(store: &Store, job: JobId) -> bool {
     let all = store.journal_parts(job).and_then(|parts| read(store, job, &parts));
     let records = all.ok().and_then(|all| records(&all).ok()).unwrap_or_default();
-    matches!(Record::last_turn(&records), Some(Record::Ended(_)))
+    Record::outcome(&records).is_some()
 }
 
 /// The journal of the job that used the store last: all its entries, with those added that continue it. Empty if there is no
@@ -151,7 +151,7 @@ pub(crate) fn of_last_job(
     has_budget: bool,
 ) -> Result<Vec<JournalEntry>, Error> {
     let fence = store.fence()?;
-    let Some(job) = last_job(store, fence)? else { return Ok(Vec::new()) };
+    let Some(job) = last_job(store)? else { return Ok(Vec::new()) };
     let mut attempt = 1;
     let mut all = loop {
         match store.journal_parts(job).and_then(|parts| read(store, job, &parts)) {
@@ -172,7 +172,8 @@ pub(crate) fn of_last_job(
             false => Ok(all),
         };
     }
-    if has_budget {
+    // Ranks that may run have saved since their coordinator was lost, which is not metered.
+    if has_budget && ranks == RanksOfLostJob::Lost {
         refuse_stale(store, job, &records, &all)?;
     }
     let Some(added) = Record::after_loss(&records, fence, ranks) else { return Ok(Vec::new()) };
@@ -185,8 +186,8 @@ pub(crate) fn of_last_job(
 
 /// The job that used the store last: by its newest fence, or, where that is damaged or gone, by the lease or a checkpoint.
 /// An unknown job would hide what it has used of its budget.
-fn last_job(store: &Store, fence: Generation) -> Result<Option<JobId>, Error> {
-    if let Some(claimant) = store.claimant(fence)? {
+pub(crate) fn last_job(store: &Store) -> Result<Option<JobId>, Error> {
+    if let Some(claimant) = store.claimant(store.fence()?)? {
         return Ok(Some(claimant.job));
     }
     match store.lease()?.map(|lease| lease.job).filter(is_known) {
@@ -581,6 +582,7 @@ pub(crate) mod kit {
             recipe: String::new(),
             host: String::new(),
             run_dir: String::new(),
+            not_before: None,
         }
     }
 
@@ -752,9 +754,13 @@ mod tests {
         assert_eq!(read(&store).unwrap(), course, "it is only read");
         assert!(!is_continued(&store, JOB, &found).unwrap());
         assert!(is_continued(&store, JOB, &course[..1]).unwrap());
-        // What was added says that the job has ended.
+        // What was added ends the run of the lost coordinator, not the job.
+        assert!(start(&folder, found.clone()).flush(TIMEOUT));
         assert!(!has_ended(&store, JOB));
-        assert!(start(&folder, found).flush(TIMEOUT));
+        let json =
+            serde_json::to_string(&Record::Ended(baton_job::exit::Outcome::Stopped)).unwrap();
+        let end = JournalEntry { kind: EntryKind::Record, key: 3, json };
+        assert!(start(&folder, [found, vec![end]].concat()).flush(TIMEOUT));
         assert!(has_ended(&store, JOB));
         std::fs::remove_dir_all(folder.path().join("journal")).unwrap();
         assert!(!has_ended(&store, JOB));

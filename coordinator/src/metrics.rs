@@ -54,10 +54,13 @@ pub(crate) struct MetricSubscription {
     pub(crate) live: broadcast::Receiver<StreamMetricsResponse>,
 }
 
+/// The history of metrics in a run folder.
+pub(crate) const METRICS_FILE: &str = "metrics.jsonl";
+
 impl JobMetrics {
     /// Opens or creates the files in a run folder.
     pub(crate) fn open(run_dir: &Path) -> Result<Self> {
-        let history = History::open(run_dir.join("metrics.jsonl"))?;
+        let history = History::open(run_dir.join(METRICS_FILE))?;
         if history.unreadable_lines() > 0 {
             let lines = history.unreadable_lines();
             warn!(lines, "metrics.jsonl has lines that cannot be read; they are skipped");

@@ -64,6 +64,10 @@ impl NodeService for NodeApi {
         }
         // While the coordinator has no job, agents wait here.
         let served = self.current.wait().await?;
+        if hello.job.is_some_and(|job| job != served.job_id) {
+            // It learns that its job is not served here, and is no node of this one.
+            return Ok(Response::new(Box::pin(tokio_stream::once(frame(&welcome(&served))))));
+        }
         let attachment = Attachment(self.next_attachment.fetch_add(1, Ordering::Relaxed));
         let node = hello.node.clone();
         let (outbox, directives) = mpsc::unbounded_channel();

@@ -148,8 +148,14 @@ async fn serve(
     // There is a job from here on; further submissions are refused.
     drop(submissions);
     let RunningJob { served, thread } = running;
+    let is_of_agent = args.take_over.is_some() && args.exit_with_parent.is_some();
+    let mut is_alone = false;
     let outcome = tokio::select! {
         outcome = ended(served.job.snapshots()) => outcome,
+        () = nobody_joins(served.job.snapshots(), |snapshot| snapshot.attached > 0), if is_of_agent => {
+            is_alone = true;
+            None
+        }
         () = signals.quit_requested() => {
             tracing::info!("a signal asked to quit; training continues, and a restarted coordinator continues the job");
             None
@@ -163,6 +169,11 @@ async fn serve(
     let end = task::block_in_place(|| thread.join());
     served.metrics.finish();
     match end {
+        Ok(Ok(None)) if is_alone => Err(crash(format!(
+            "no agent has joined this coordinator within {} s, not even the one that started it; check that the agents \
+             accept this node's certificate and address",
+            JOIN_TIMEOUT.as_secs()
+        ))),
         Ok(Ok(None)) => Ok(outcome),
         Ok(Ok(Some(replaced))) => Err(replaced),
         Ok(Err(error)) => Err(crash(format!("{error:#}"))),
@@ -308,6 +319,17 @@ async fn ended(mut snapshots: watch::Receiver<Arc<StatusSnapshot>>) -> Option<Ou
     outcome
 }
 
+/// How long a coordinator that an agent has started waits for agents, which look for it every few seconds.
+const JOIN_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// Returns if no agent has joined in time. The others cannot replace a coordinator that renews its lease.
+async fn nobody_joins<T>(mut snapshots: watch::Receiver<T>, has_joined: impl FnMut(&T) -> bool) {
+    let joined = snapshots.wait_for(has_joined);
+    if tokio::time::timeout(JOIN_TIMEOUT, joined).await.is_ok() {
+        std::future::pending().await
+    }
+}
+
 /// The signals that ask this process to quit.
 struct QuitSignals {
     terminate: unix::Signal,
@@ -347,5 +369,24 @@ fn start_logging(format: LogFormat, logs: LogBuffer) {
     match format {
         LogFormat::Text => log.with_ansi(false).init(),
         LogFormat::Json => log.json().init(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_coordinator_that_an_agent_started_is_given_up_only_if_no_agent_ever_joins() {
+        let (attached, seen) = watch::channel(0);
+        let alone = nobody_joins(seen.clone(), |attached| *attached > 0);
+        let started = tokio::time::Instant::now();
+        alone.await;
+        assert_eq!(started.elapsed(), JOIN_TIMEOUT);
+
+        let alone = nobody_joins(seen, |attached| *attached > 0);
+        attached.send_replace(1);
+        let waited = tokio::time::timeout(JOIN_TIMEOUT * 9, alone);
+        assert!(waited.await.is_err(), "an agent has joined");
     }
 }

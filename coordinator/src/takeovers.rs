@@ -394,7 +394,7 @@ impl TakeoverHistory {
     fn gone(&mut self, number: Number) {
         self.coordinators[number].ends = None;
         if let Some(agent) = self.coordinators[number].agent.take() {
-            self.agents[agent].standby.ended();
+            self.agents[agent].standby.ended(self.now);
         }
     }
 

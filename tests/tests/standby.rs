@@ -45,6 +45,7 @@ async fn one_node_after_another_serves_the_job_and_no_step_is_made_again() {
     let mut watch = watch.stdout(Stdio::piped()).kill_on_drop(true).spawn().unwrap();
     let mut watched = BufReader::new(watch.stdout.take().unwrap()).lines();
     in_time("`baton watch` prints an event", watched.next_line()).await.unwrap().unwrap();
+    let [flag, first_address] = cluster.same_address();
     cluster.kill_coordinator().await;
 
     cluster.taken_over(2).await;
@@ -66,11 +67,15 @@ async fn one_node_after_another_serves_the_job_and_no_step_is_made_again() {
     events.next_of(Kind::RankFailed).await;
     events.next_of(Kind::Recovered).await;
 
-    // The node that serves is lost too, with its rank.
+    // The node that serves is lost too, with its rank. Meanwhile another job is served at the address of the agents' flag.
     train(&cluster, 3).await;
+    let mut other = Cluster::endless();
+    other.start_coordinator(&[&flag, &first_address]).await;
     cluster.kill_agent(0).await;
     cluster.taken_over(3).await;
     let (next, _) = train(&cluster, 2).await;
+    assert!(other.status().await.nodes.is_empty(), "they are no nodes of the other job");
+    other.kill_coordinator().await;
     assert!(next > generation + 1, "a generation without the lost node");
     let status = cluster.status().await;
     let recoveries: Vec<u64> = status.recoveries.iter().map(|one| one.lost_steps).collect();

@@ -144,7 +144,10 @@ impl Timeline {
                 open.into_iter().flatten().chain([self.job_ended(now, outcome)]).collect()
             }
             // These appear as job events, or are internal.
-            Record::Evaluated { .. } | Record::Diverged(_) | Record::Metered(_) => Vec::new(),
+            Record::Evaluated { .. }
+            | Record::Diverged(_)
+            | Record::Metered(_)
+            | Record::Paid { .. } => Vec::new(),
         }
     }
 

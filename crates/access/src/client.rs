@@ -97,6 +97,8 @@ pub fn tls_problem(error: &(dyn error::Error + 'static)) -> Option<String> {
          coordinator's --tls-client-ca has issued and that is still valid"
     } else if has(&["certificate expired"]) {
         "start the coordinator with a new certificate, for example of `baton cert`, or set the clock of this machine"
+    } else if has(&["certificate not valid yet"]) {
+        "set the clock of this machine, or, if it is right, make a new certificate on a machine whose clock is right"
     } else if has(&["certificate not valid for name"]) {
         "use a name or address of the certificate in the URL, or make a certificate for this one, for example with \
          `baton cert --host`"
@@ -144,6 +146,10 @@ mod tests {
             "invalid peer certificate: certificate expired: verification time 9 (UNIX), …";
         let expired = problem(expired).unwrap();
         assert!(expired.contains("start the coordinator with a new certificate"), "{expired}");
+        let early =
+            "invalid peer certificate: certificate not valid yet: verification time 9 (UNIX), …";
+        let early = problem(early).unwrap();
+        assert!(early.contains("set the clock of this machine"), "{early}");
         let name =
             "invalid peer certificate: certificate not valid for name \"a\"; certificate is …";
         let name = problem(name).unwrap();

@@ -6,8 +6,10 @@ use object_store::PutMode;
 use crate::{
     Error, Manifest, Store,
     evaluation::evaluation_file,
+    fence::Tombstone,
     manifest::MAX_BYTES,
     name::{LATEST, MANIFEST},
+    store::first_wrong_file,
 };
 
 /// Result of copying a checkpoint.
@@ -31,7 +33,7 @@ impl Store {
     /// [`Manifest::all_bytes`] in total.
     ///
     /// # Errors
-    /// The checkpoint is damaged; the destination has a different checkpoint of that name, or cannot be written.
+    /// The checkpoint is damaged, or was removed meanwhile; the destination has a different checkpoint of that name, or cannot be written.
     pub fn copy_to(
         &self,
         manifest: &Manifest,
@@ -58,7 +60,8 @@ impl Store {
                 // Missing, or incomplete because an earlier copy was interrupted.
                 Err(_) => {
                     let mut bytes = Vec::with_capacity(usize::try_from(file.bytes).unwrap_or(0));
-                    self.read_verified(&file, &mut |_, block| bytes.extend_from_slice(block))?;
+                    self.read_verified(&file, &mut |_, block| bytes.extend_from_slice(block))
+                        .map_err(|error| self.unless_removed(manifest, error))?;
                     to.write(&file.path, bytes.into(), PutMode::Overwrite)?;
                     copied.written += 1;
                     copied.written_bytes += file.bytes;
@@ -66,8 +69,21 @@ impl Store {
             }
             progress(file.bytes);
         }
-        if let Some(existing) = to.create(&path, &commit)? {
-            return Err(to.taken(manifest.id(), &existing));
+        // A job there takes the files of an older generation for an abandoned save.
+        if let Some(problem) = first_wrong_file(manifest, &to.file_sizes(manifest)?) {
+            let location = to.location().to_owned();
+            let problem = format!(
+                "a job in {location} removed a file of the copy: {problem}; run the command again"
+            );
+            return Err(Error::NotCommittable { name, problem });
+        }
+        match to.create(&path, &commit)? {
+            // Of a save or a copy that was abandoned: no rank can commit under this name, now as before.
+            Some(existing) if Tombstone::parse(&existing).is_some() => {
+                to.write(&path, commit.into(), PutMode::Overwrite)?;
+            }
+            Some(_) => return Err(Error::Exists(name)),
+            None => {}
         }
         self.copy_evaluation(manifest, to)?;
         if to.ids()?.first() == Some(&manifest.id()) {
@@ -90,6 +106,7 @@ impl Store {
         match self.read(file, MAX_BYTES)? {
             None => Ok(false),
             Some(existing) if existing == *commit => Ok(true),
+            Some(existing) if Tombstone::parse(&existing).is_some() => Ok(false),
             Some(_) => Err(Error::Exists(name.to_owned())),
         }
     }

@@ -52,6 +52,9 @@ pub struct Claimant {
     pub host: String,
     /// The run folder on that machine.
     pub run_dir: String,
+    /// Oldest generation whose checkpoints belong to the job's run, which removes no older ones; older versions do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub not_before: Option<Generation>,
 }
 
 impl fmt::Display for Claimant {

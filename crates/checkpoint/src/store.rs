@@ -403,7 +403,7 @@ impl Store {
     }
 
     /// Sizes of the files of a checkpoint, by path.
-    fn file_sizes(&self, manifest: &Manifest) -> Result<HashMap<String, u64>, Error> {
+    pub(crate) fn file_sizes(&self, manifest: &Manifest) -> Result<HashMap<String, u64>, Error> {
         let mut files = self.files(&manifest.name())?;
         if !manifest.frozen.is_empty() {
             files.extend(self.files(FROZEN)?);
@@ -413,7 +413,10 @@ impl Store {
 }
 
 /// The problem of the first file that is missing or does not have the size in the manifest.
-fn first_wrong_file(manifest: &Manifest, sizes: &HashMap<String, u64>) -> Option<String> {
+pub(crate) fn first_wrong_file(
+    manifest: &Manifest,
+    sizes: &HashMap<String, u64>,
+) -> Option<String> {
     manifest.files().find_map(|file| match sizes.get(file.path.as_str()) {
         None => Some(format!("{} is missing", file.name)),
         Some(size) if *size != file.bytes => {

@@ -10,7 +10,11 @@ use std::{
     thread,
 };
 
-use crate::{Error, Manifest, Store, manifest::FileInfo};
+use crate::{
+    Error, Manifest, Store,
+    manifest::{FileInfo, MAX_BYTES},
+    name::MANIFEST,
+};
 
 impl Store {
     /// Reads all files of the checkpoints and compares digests, up to `jobs` files at a time. Calls `progress`
@@ -18,7 +22,8 @@ impl Store {
     /// of `manifests`.
     ///
     /// # Errors
-    /// [`Error::Damaged`] with the first file of a checkpoint that does not match;
+    /// [`Error::Damaged`] with the first file of a checkpoint that does not match; [`Error::Missing`] if the checkpoint was
+    /// removed meanwhile;
     /// [`Error::Storage`] with a file that cannot be read.
     pub fn verify(
         &self,
@@ -33,9 +38,22 @@ impl Store {
         let mut outcomes = outcomes.into_iter();
         let per_manifest = manifests.iter().map(|manifest| {
             let all: Vec<_> = outcomes.by_ref().take(manifest.files().count()).collect();
-            all.into_iter().collect()
+            let verified: Result<(), Error> = all.into_iter().collect();
+            verified.map_err(|error| self.unless_removed(manifest, error))
         });
         per_manifest.collect()
+    }
+
+    /// The error of reading a checkpoint, or that there is none: a job removes old ones, the manifest first.
+    pub(crate) fn unless_removed(&self, manifest: &Manifest, error: Error) -> Error {
+        let name = manifest.name();
+        let is_removed = || matches!(self.read(&format!("{name}/{MANIFEST}"), MAX_BYTES), Ok(None));
+        match error {
+            Error::Damaged { .. } if is_removed() => {
+                Error::Missing { name, location: self.location().to_owned() }
+            }
+            error => error,
+        }
     }
 
     /// Passes a file to `each(start, bytes)` block by block, and compares the digest at the end.

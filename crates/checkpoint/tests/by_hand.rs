@@ -207,6 +207,43 @@ fn an_interrupted_copy_continues_where_it_stopped() {
 }
 
 #[test]
+fn an_interrupted_copy_continues_after_a_newer_generation_has_begun() {
+    let (from, to) = (fixture(), fixture());
+    let manifest = saved(&from.store, id(3, 9), 2, &state(0.5));
+    let folder = to.folder.path().join(manifest.name());
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join(&manifest.shards[0].file), "half").unwrap();
+    to.store.raise_fence(Generation(4)).unwrap();
+    assert!(folder.join("manifest.json").exists(), "the save is marked as abandoned");
+
+    let copied = from.store.copy_to(&manifest, &to.store, &|_| {}).unwrap();
+
+    assert_eq!((copied.written, copied.was_there), (2, false));
+    assert_eq!(to.store.manifest(&manifest.name()).unwrap(), manifest);
+    let again = from.store.copy_to(&manifest, &to.store, &|_| {}).unwrap();
+    assert!(again.was_there);
+}
+
+#[test]
+fn a_checkpoint_that_is_removed_while_it_is_read_is_not_damaged() {
+    let (from, to) = (fixture(), fixture());
+    let manifest = saved(&from.store, id(3, 9), 2, &state(0.5));
+    let verified = || from.store.verify(&[&manifest], jobs(1), &|_| {}).remove(0).unwrap_err();
+    fs::remove_file(from.file(&manifest, &manifest.shards[1].file)).unwrap();
+    assert!(matches!(verified(), Error::Damaged { .. }));
+    let mut is_removed = false;
+    let remove = |_: u64| {
+        if !std::mem::replace(&mut is_removed, true) {
+            fs::remove_file(from.file(&manifest, "manifest.json")).unwrap();
+        }
+    };
+    let remove = std::cell::RefCell::new(remove);
+    let copied = from.store.copy_to(&manifest, &to.store, &|bytes| remove.borrow_mut()(bytes));
+    assert!(matches!(copied, Err(Error::Missing { .. })), "{copied:?}");
+    assert!(matches!(verified(), Error::Missing { .. }));
+}
+
+#[test]
 fn a_damaged_checkpoint_is_not_copied_and_a_different_one_is_not_overwritten() {
     let (from, to) = (fixture(), fixture());
     let manifest = saved(&from.store, id(3, 9), 2, &state(0.5));

@@ -206,6 +206,7 @@ fn claimant(owner: &str) -> Claimant {
         recipe: "{}".to_owned(),
         host: "node1".to_owned(),
         run_dir: "runs/n6".to_owned(),
+        not_before: None,
     }
 }
 

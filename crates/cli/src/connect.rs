@@ -1,6 +1,6 @@
 //! Finds the coordinator and calls it. Every call has a timeout.
 
-mod follow;
+pub(crate) mod follow;
 
 use std::{
     env,
@@ -56,7 +56,8 @@ pub(crate) struct CoordinatorFlags {
     /// Run folder of the job, which contains its coordinator's address; overrides BATON_COORDINATOR
     #[arg(long, value_name = "DIR")]
     pub(crate) run_dir: Option<PathBuf>,
-    /// Checkpoint store of the job (a folder or s3://BUCKET/PREFIX), which says on which machine its coordinator is now
+    /// Checkpoint store of the job (a folder or s3://BUCKET/PREFIX), which says on which machine its coordinator is
+    /// now; overrides BATON_COORDINATOR
     #[arg(long, value_name = "STORE", conflicts_with_all = ["coordinator", "run_dir"])]
     pub(crate) store: Option<String>,
     #[command(flatten)]
@@ -460,7 +461,12 @@ impl Coordinator {
 
     /// All events, including new ones as they happen.
     pub(crate) fn events(&self) -> Events {
-        Follow::new(self.clone(), EventFeed::new(0, false))
+        self.events_after(EventFeed::new(0, false))
+    }
+
+    /// The events that are new to this feed.
+    pub(crate) fn events_after(&self, known: EventFeed) -> Events {
+        Follow::new(self.clone(), known)
     }
 
     /// Past events with an id greater than `after`.

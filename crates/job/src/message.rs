@@ -45,6 +45,10 @@ pub struct Restore {
     /// Rollbacks so far, in order; states and checkpoints that they invalidate are not used.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rollbacks: Vec<Rollback>,
+    /// Rollbacks that only invalidate and change nothing else: those of the run before, which had another recipe, and a
+    /// collapse that ended the job.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub invalidated: Vec<Rollback>,
     /// Generation and step of the newest checkpoint that the job has saved. If it is valid, but the store has no
     /// checkpoint at all, the job ends instead of beginning again: most likely a disk is not mounted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -55,7 +59,8 @@ impl Restore {
     /// The rollback that invalidated a state or a checkpoint, if one did. Fresh weights and `path` are always valid.
     #[must_use]
     pub fn invalidated_by(&self, generation: Generation, step: Step) -> Option<&Rollback> {
-        self.rollbacks.iter().find(|rollback| rollback.invalidates(generation, step))
+        let all = self.rollbacks.iter().chain(&self.invalidated);
+        all.into_iter().find(|rollback| rollback.invalidates(generation, step))
     }
 }
 

@@ -24,6 +24,8 @@ const LATER_LOOK_INTERVAL: Duration = Duration::from_secs(5);
 const STEP: Duration = Duration::from_secs(1);
 /// Most steps; the nodes after them wait as long as each other.
 const MAX_STEPS: u32 = 5;
+/// How long this node does not start a coordinator after its own has ended: until the last of the others would.
+const OTHERS_TURN: Duration = Duration::from_secs(6);
 /// Shortest time from the first start of a coordinator to the next; it doubles up to 32 times.
 const START_INTERVAL: Duration = Duration::from_secs(20);
 
@@ -119,10 +121,12 @@ impl Standby {
         self.seen = None;
     }
 
-    /// The coordinator that this node has started could not be started, or has ended.
-    pub fn ended(&mut self) {
+    /// The coordinator that this node has started could not be started, or has ended. The other nodes try next: they may
+    /// have what it lacked.
+    pub fn ended(&mut self, now: Time) {
         self.serves = false;
         self.seen = None;
+        self.start_at = self.start_at.max(now.after(OTHERS_TURN));
     }
 
     /// When [`tick`](Self::tick) has something to do.
@@ -287,8 +291,13 @@ mod tests {
         let mut standby = standby(0);
         let lost = |_| Some(lease(7));
         assert_eq!(takes_over(&mut standby, 60.0, lost), Some(at(6.0)));
-        standby.ended();
+        standby.ended(at(7.0));
         assert_eq!(takes_over(&mut standby, 60.0, lost), Some(at(26.0)));
         assert_eq!(takes_over(&mut standby, 600.0, lost), None, "while it runs");
+
+        // One that nobody could join has given its lease back: the others try before this node does again.
+        standby.ended(at(700.0));
+        let released = |_| Some(SeenLease { released: true, ..lease(8) });
+        assert_eq!(takes_over(&mut standby, 800.0, released), Some(at(710.0)));
     }
 }

@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Epoch, Step,
+    progress::{Accuracy, Progress, better},
     spec::{Compute, Guard, JobSpec},
-    task::{Metric, MetricDirection, Reduction, number},
+    task::{self, Metric, MetricDirection, Reduction, number},
 };
 
 /// A batch, identified by the cursor at which it begins.
@@ -126,14 +127,46 @@ impl LossWatch {
     }
 }
 
-/// The divergence, if the score of an evaluation has collapsed relative to the best one before it. Shares of negative
-/// numbers, such as log-likelihoods, mean nothing, and a metric of a few texts may fall without a cause.
+/// Lowest best correlation of which a collapse is possible. Before a model has learned anything, a lower one may be chance.
+const LEAST_CORRELATION: f64 = 0.2;
+
+/// The divergence, if the next evaluation, of the raw weights and of the averaged ones, has collapsed relative to those in
+/// `progress`. As for the best result, the better of the two counts.
 #[must_use]
-pub fn collapse(metric: &Metric, best: f64, score: f64, guard: &Guard) -> Option<Divergence> {
-    let collapsed = match metric.direction {
-        MetricDirection::Higher => best > 0.0 && score < best * guard.accuracy_collapse,
-        MetricDirection::Lower => best >= 0.0 && best < score * guard.accuracy_collapse,
+pub fn collapse(
+    progress: &Progress,
+    raw: &Accuracy,
+    ema: Option<&Accuracy>,
+    spec: &JobSpec,
+) -> Option<Divergence> {
+    let (name, score) = better(raw, ema).score()?;
+    let best = progress.best.as_ref()?.1.get(name)?;
+    let metric = task::metrics(spec).into_iter().find(|metric| metric.name == name)?;
+    collapse_of(&metric, (progress.first_score, best), score, &spec.guard)
+}
+
+/// The divergence, if a score has collapsed relative to the first and the best one before it. Shares of negative numbers,
+/// such as log-likelihoods, mean nothing, and a metric of a few texts may fall without a cause.
+fn collapse_of(
+    metric: &Metric,
+    (first, best): (Option<f64>, f64),
+    score: f64,
+    guard: &Guard,
+) -> Option<Divergence> {
+    let is_correlation = matches!(&*metric.name, "spearman" | "pearson");
+    let may_collapse = match metric.direction {
+        MetricDirection::Higher => best > 0.0 && (!is_correlation || best >= LEAST_CORRELATION),
+        // Any score is infinitely worse than 0: only one that is worse than the first says something.
+        MetricDirection::Lower => best > 0.0 || best == 0.0 && first.is_some(),
     };
+    let is_far_worse = match metric.direction {
+        MetricDirection::Higher => score < best * guard.accuracy_collapse,
+        // Close to 0, a few samples multiply the score. It is then still better than at the beginning.
+        MetricDirection::Lower => {
+            best < score * guard.accuracy_collapse && first.is_none_or(|first| score > first)
+        }
+    };
+    let collapsed = may_collapse && is_far_worse;
     let is_steady = metric.reduction != Reduction::Texts;
     (guard.enabled && is_steady && collapsed)
         .then_some(Divergence::AccuracyCollapsed { score, best })
@@ -229,8 +262,7 @@ impl Diagnosis {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kit;
-    use crate::task;
+    use crate::{kit, progress::Extent};
 
     fn recipe(compute: &str) -> JobSpec {
         kit::recipe(&["guard.window=4"], &[&format!("precision.compute={compute}")])
@@ -302,17 +334,19 @@ mod tests {
     #[test]
     fn only_a_score_far_worse_than_the_best_is_a_collapse() {
         let guard = Guard::default();
-        let top1 = |best, score| collapse(&task::find("top1"), best, score, &guard);
+        let collapse =
+            |name, best, score| collapse_of(&task::find(name), (None, best), score, &guard);
+        let top1 = |best, score| collapse("top1", best, score);
         assert_eq!(top1(0.8, 0.3), None);
         assert!(top1(0.8, 0.1).is_some());
 
-        let loss = |best, score| collapse(&task::find("loss"), best, score, &guard);
+        let loss = |best, score| collapse("loss", best, score);
         assert_eq!(loss(0.5, 1.9), None);
         assert_eq!(loss(0.5, 0.1), None);
         let collapsed = loss(0.5, 2.1).unwrap();
         assert!(collapsed.to_string().contains("rose to 2.1000 from 0.5000"), "{collapsed}");
 
-        let score = |best, score| collapse(&task::find("score"), best, score, &guard);
+        let score = |best, score| collapse("score", best, score);
         assert!(score(9.0, 1.0).unwrap().to_string().contains("fell to 1.0000 from 9.0000"));
         // A log-likelihood and a negative log-likelihood that get better, and worse.
         assert_eq!((score(-4.0, -3.0), score(-4.0, -5.0)), (None, None));
@@ -322,15 +356,62 @@ mod tests {
     #[test]
     fn a_score_at_the_bound_is_not_a_collapse_and_a_guard_that_is_off_finds_none() {
         let guard = Guard::default();
-        let top1 = |score, guard| collapse(&task::find("top1"), 0.8, score, guard);
-        let loss = |score, guard| collapse(&task::find("loss"), 0.5, score, guard);
+        let top1 = |score, guard| collapse_of(&task::find("top1"), (None, 0.8), score, guard);
+        let loss = |score, guard| collapse_of(&task::find("loss"), (None, 0.5), score, guard);
         assert_eq!((top1(0.2, &guard), loss(2.0, &guard)), (None, None), "the bound itself");
         let off = Guard { enabled: false, ..Guard::default() };
         assert_eq!((top1(0.0, &off), loss(9.0, &off)), (None, None));
         // Every score is at least a fraction of 0 of the best.
         let never = Guard { accuracy_collapse: 0.0, ..Guard::default() };
         assert_eq!(top1(0.0, &never), None);
-        assert_eq!(collapse(&task::find(task::BLEU), 20.0, 0.0, &Guard::default()), None);
+        assert_eq!(collapse_of(&task::find(task::BLEU), (None, 20.0), 0.0, &guard), None);
+    }
+
+    #[test]
+    fn a_low_error_that_a_few_samples_multiply_is_not_a_collapse() {
+        let guard = Guard::default();
+        let error = |first, best, score| {
+            collapse_of(&task::find("top1_error"), (first, best), score, &guard)
+        };
+        assert_eq!(error(Some(0.2), 0.0, 1.0 / 360.0), None);
+        assert!(error(Some(0.2), 0.0, 0.9).is_some());
+        assert_eq!(error(Some(0.2), 1.0 / 360.0, 5.0 / 360.0), None);
+        assert_eq!(error(Some(0.2), 1.0 / 360.0, 0.2), None, "as in the first evaluation");
+        assert!(error(Some(0.2), 1.0 / 360.0, 0.9).is_some());
+        // A run of an older version, whose first evaluation is not known.
+        assert_eq!(error(None, 0.0, 0.9), None);
+        assert!(error(None, 0.1, 0.9).is_some());
+    }
+
+    #[test]
+    fn a_correlation_that_may_be_chance_cannot_collapse() {
+        let guard = Guard::default();
+        for name in ["spearman", "pearson"] {
+            let collapse =
+                |best, score| collapse_of(&task::find(name), (Some(0.02), best), score, &guard);
+            assert_eq!((collapse(0.02, -0.01), collapse(0.19, -0.3)), (None, None), "{name}");
+            assert!(collapse(0.2, -0.01).is_some() && collapse(0.9, 0.2).is_some(), "{name}");
+        }
+        // Other metrics have no such limit.
+        assert!(collapse_of(&task::find("top1"), (None, 0.1), 0.01, &guard).is_some());
+    }
+
+    #[test]
+    fn the_better_of_raw_and_averaged_weights_is_compared_with_the_best() {
+        let spec = kit::recipe(&[], &[]);
+        let top1 = |top1| Accuracy::new(360, [("top1", top1), ("loss", 1.0)]);
+        let mut progress = Progress::default();
+        let collapsed = |progress: &Progress, raw: &Accuracy, ema: Option<&Accuracy>| {
+            collapse(progress, raw, ema, &spec)
+        };
+        assert_eq!(collapsed(&progress, &top1(0.0), None), None, "the first evaluation");
+        // The best one is that of the averaged weights.
+        progress.record_evaluation(top1(0.1), Some(top1(0.8)), Extent::Full);
+        assert_eq!(collapsed(&progress, &top1(0.1), Some(&top1(0.7))), None);
+        assert_eq!(collapsed(&progress, &top1(0.7), Some(&top1(0.1))), None);
+        let expected = Divergence::AccuracyCollapsed { score: 0.1, best: 0.8 };
+        assert_eq!(collapsed(&progress, &top1(0.0), Some(&top1(0.1))), Some(expected));
+        assert_eq!(collapsed(&progress, &top1(0.1), None), Some(expected));
     }
 
     #[test]

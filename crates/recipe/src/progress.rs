@@ -46,6 +46,9 @@ pub struct Progress {
     /// Evaluations since the best one.
     #[serde(default)]
     pub evaluations_since_best: u32,
+    /// Score of the first evaluation; `None` also in a run that an older version began.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub first_score: Option<f64>,
     /// Statistics of the training loss, to detect a divergence.
     #[serde(default)]
     pub watch: LossWatch,
@@ -167,7 +170,37 @@ pub enum Extent {
     Full,
 }
 
+/// Results in a saved progress that cannot be compared with new ones, because the recipe, the data or the network has
+/// changed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Outdated {
+    /// No results.
+    #[default]
+    Nothing,
+    /// Training losses.
+    Loss,
+    /// Training losses and evaluations.
+    Evaluations,
+}
+
 impl Progress {
+    /// Removes outdated results, so that those of the guard and of evaluations begin anew.
+    pub fn discard(&mut self, outdated: Outdated) {
+        if outdated >= Outdated::Loss {
+            self.watch = LossWatch::default();
+        }
+        if outdated >= Outdated::Evaluations {
+            self.evaluated = None;
+            self.evaluated_fully = None;
+            self.evaluated_at = None;
+            self.last_evaluation = None;
+            self.last_ema = None;
+            self.best = None;
+            self.evaluations_since_best = 0;
+            self.first_score = None;
+        }
+    }
+
     /// Adds an evaluation of the raw weights and, if there are any, of the averaged weights; the better of the two
     /// counts.
     pub fn record_evaluation(&mut self, raw: Accuracy, ema: Option<Accuracy>, extent: Extent) {
@@ -179,6 +212,9 @@ impl Progress {
             self.evaluated_fully = Some(self.epoch);
         }
         let now = better(&raw, ema.as_ref());
+        if self.best.is_none() {
+            self.first_score = now.score().map(|(_, score)| score);
+        }
         let replaces = |(step, best): &(Step, Accuracy)| {
             now.is_better_than(best) || (again && *step == self.step)
         };
@@ -352,10 +388,18 @@ impl TrainingPlan {
     /// Moves the cursor over one batch without an update.
     pub fn skip_batch(&self, progress: &mut Progress) {
         progress.cursor += self.next_batch(progress);
-        if progress.cursor >= self.epoch_samples(progress.epoch) {
+        self.end_used_up_epoch(progress);
+    }
+
+    /// Moves the cursor to the next epoch if no batch is left in the current one, and returns whether it did. Except for
+    /// the end of a batch, this happens only if a change of the recipe or the data has made the epoch shorter.
+    pub fn end_used_up_epoch(&self, progress: &mut Progress) -> bool {
+        let is_used_up = progress.cursor >= self.epoch_samples(progress.epoch);
+        if is_used_up {
             progress.cursor = 0;
             progress.epoch = progress.epoch.next();
         }
+        is_used_up
     }
 
     /// Moves the cursor over all following batches that must be skipped.
@@ -611,6 +655,66 @@ mod tests {
         let score = |epoch: u32| if epoch == 2 { 0.8 } else { 0.1 };
         assert_eq!(run_plan(&plan, &mut progress, score), "ttsettsettsettse");
         assert_eq!(progress.best.unwrap().0, Step(4));
+    }
+
+    #[test]
+    fn a_run_that_patience_ended_goes_on_where_its_evaluations_are_outdated() {
+        let plan = TrainingPlan { epochs: 9, save_every_steps: 0, patience: Some(1), ..plan() };
+        let mut ended = Progress::default();
+        assert_eq!(run_plan(&plan, &mut ended, |_| 0.5), "ttsettse");
+        ended.watch.updates = 4;
+
+        let mut progress = ended.clone();
+        progress.discard(Outdated::Nothing);
+        assert_eq!(progress, ended);
+        progress.discard(Outdated::Loss);
+        assert_eq!(progress, Progress { watch: LossWatch::default(), ..ended.clone() });
+        assert_eq!(plan.due(&progress), Due::Finish);
+
+        progress.discard(Outdated::Evaluations);
+        let Progress { step, epoch, cursor, saved, .. } = ended;
+        assert_eq!(progress, Progress { step, epoch, cursor, saved, ..Progress::default() });
+        // The first evaluation is of the state that was restored.
+        assert_eq!(run_plan(&plan, &mut progress, |_| 0.1), "ettse");
+    }
+
+    #[test]
+    fn the_first_score_is_that_of_the_better_weights_in_the_first_evaluation() {
+        let mut progress = Progress::default();
+        progress.record_evaluation(top1(0.3), Some(top1(0.6)), Extent::Full);
+        progress.epoch = Epoch(1);
+        progress.record_evaluation(top1(0.9), None, Extent::Full);
+        assert_eq!(progress.first_score, Some(0.6));
+        let text = serde_json::to_string(&progress).unwrap();
+        assert_eq!(serde_json::from_str::<Progress>(&text).unwrap(), progress);
+
+        // An older version has saved no first score: a later one is not the first.
+        progress.first_score = None;
+        let older = serde_json::to_string(&progress).unwrap();
+        assert!(!older.contains("first_score"), "{older}");
+        let mut older: Progress = serde_json::from_str(&older).unwrap();
+        older.record_evaluation(top1(0.8), None, Extent::Full);
+        assert_eq!(older.first_score, None);
+    }
+
+    #[test]
+    fn an_epoch_that_a_change_made_too_short_for_the_cursor_ends() {
+        let plan = TrainingPlan { samples: 10, drop_last: true, save_every_steps: 0, ..plan() };
+        assert_eq!(plan.epoch_samples(Epoch(0)), 8);
+        for cursor in [8, 9] {
+            let mut progress = Progress { step: Step(5), cursor, ..Progress::default() };
+            assert!(plan.end_used_up_epoch(&mut progress));
+            let ended = Progress { step: Step(5), epoch: Epoch(1), ..Progress::default() };
+            assert_eq!(progress, ended);
+            assert_eq!(run_plan(&plan, &mut progress, |_| 0.5), "settse");
+            assert_eq!(progress.step, Step(7));
+        }
+        for cursor in [0, 7] {
+            let progress = Progress { cursor, ..Progress::default() };
+            let mut same = progress.clone();
+            assert!(!plan.end_used_up_epoch(&mut same));
+            assert_eq!(same, progress);
+        }
     }
 
     #[test]

@@ -26,6 +26,10 @@ const SAMPLES: [[&str; 2]; 6] = [
 const LANGUAGE_MODEL: &str = "model={ arch='causal_lm', path='model' };loss={ kind='next_token' };data.sequence=64;\
                               adapter={ rank=8, alpha=16 };evaluation.generate={}";
 
+/// Section, field and text for the table: fields that the parser does not require, although most recipes must set them.
+const REQUIRED_BY_MOST: [(&str, &str, &str); 1] =
+    [("/model", "num_classes", "required, except by `causal_lm`")];
+
 /// A section, or one kind of a section with kinds.
 #[derive(Debug, Default)]
 struct Item {
@@ -147,6 +151,12 @@ impl Reference {
     fn default_of(&self, pointer: &str, kind: Option<&str>, field: &Field) -> String {
         if !field.has_default {
             return "required".to_owned();
+        }
+        let exception = REQUIRED_BY_MOST
+            .iter()
+            .find(|(section, name, _)| *section == pointer && *name == field.name);
+        if let Some((_, _, text)) = exception {
+            return (*text).to_owned();
         }
         let of_kind = |sample: &&Value| {
             kind.is_none()

@@ -187,7 +187,8 @@ pub(crate) fn gather<T: Serialize + for<'de> Deserialize<'de>>(
 }
 
 impl RestoreContext<'_> {
-    /// Position of a state that generation `written_by` wrote, with the changes that all later rollbacks require.
+    /// Position of a state that generation `written_by` of this store wrote, with the changes that all later rollbacks
+    /// require.
     pub(crate) fn position(
         &self,
         mut progress: Progress,

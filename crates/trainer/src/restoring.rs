@@ -18,7 +18,11 @@ use baton_job::{
     Generation, Rank,
     message::{Restored, StateSource},
 };
-use baton_recipe::{progress::Progress, schedule::learning_rate};
+use baton_recipe::{
+    JobSpec,
+    progress::{Outdated, Progress},
+    schedule::learning_rate,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -87,7 +91,7 @@ fn choose<L: Learner>(
 ) -> Result<RestorePlan, Error> {
     let RestoreContext { job: TrainingJob { spec, store, inputs, .. }, restore } = context;
     // Ok: the recipe's changes since the checkpoint. Err: the checkpoint is intact but cannot be used.
-    let mut accepted = Ok(Vec::new());
+    let mut accepted = Ok((Vec::new(), Outdated::Nothing));
     let mut alone = false;
     let program = learner.program().map(str::to_owned);
     let found = store.find(restore, &mut |found_in, manifest| {
@@ -119,8 +123,8 @@ fn choose<L: Learner>(
             }
         }
     })?;
-    let changes = accepted?;
-    let Some(ResumePoint { manifest, skipped, .. }) = found else {
+    let (changes, outdated) = accepted?;
+    let Some(ResumePoint { manifest, other_store, skipped }) = found else {
         let position = context.position(Progress::default(), None, Generation(0));
         let provider = match spec.model.pretrained.is_empty() {
             true => StateProvider::Seed,
@@ -133,8 +137,19 @@ fn choose<L: Learner>(
         let agreed = AgreedState { source: StateSource::Fresh, position };
         return Ok(RestorePlan { agreed, provider });
     };
-    let durable = Some(manifest.id());
-    let position = context.position(manifest.progress.clone(), durable, manifest.generation);
+    let mut progress = manifest.progress.clone();
+    let is_evaluated = progress.evaluated_at == Some(progress.step);
+    progress.discard(outdated);
+    let has_moved = inputs.plan().end_used_up_epoch(&mut progress);
+    // The next evaluation belongs in a checkpoint of this run: that of the other recipe keeps its own.
+    let saves_again = has_moved || (is_evaluated && outdated == Outdated::Evaluations);
+    if saves_again {
+        progress.saved = None;
+    }
+    let durable = (!saves_again).then(|| manifest.id());
+    // The generations of another store are not those of this run: it has none of this run's rollbacks.
+    let written_by = other_store.map_or(manifest.generation, |_| Generation(0));
+    let position = context.position(progress, durable, written_by);
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let restored = Restored {
         name: manifest.name(),
@@ -266,36 +281,52 @@ fn reader_of(writer: Rank, world_size: u32) -> Rank {
     Rank(writer.0 % world_size.max(1))
 }
 
-/// Differences between the checkpoint's recipe and data and these ones that affect the weights.
+/// Differences between the checkpoint's recipe and data and these ones that affect the weights, and which of its results
+/// they outdate.
 fn changes(
     manifest: &Manifest,
     context: RestoreContext<'_>,
     program: Option<&str>,
     location: &str,
-) -> Result<Vec<String>, Error> {
+) -> Result<(Vec<String>, Outdated), Error> {
     let RestoreContext { job: TrainingJob { id, spec, inputs, .. }, restore } = context;
     let mut changes = spec.changes_since(&manifest.recipe);
+    let mut outdated = spec.outdates(&manifest.recipe);
     if manifest.program.as_deref().is_some_and(|digest| program != Some(digest)) {
         changes.push(format!("the network in {} is another one", spec.model.definition()));
+        outdated = Outdated::Evaluations;
+    }
+    if manifest.data.is_none()
+        && let Ok(saved) = JobSpec::from_saved(&manifest.recipe)
+        && (&saved.data.train, &saved.data.val) != (&spec.data.train, &spec.data.val)
+    {
+        // An older version, which did not record what they hold.
+        outdated = Outdated::Evaluations;
     }
     let (data, samples) = (inputs.summary(), inputs.plan().samples);
     let sets = manifest.data.iter().flat_map(|saved| {
+        let train = data.train.difference(&saved.train);
+        let val = data.val.difference(&saved.val);
         [
-            ("training", &spec.data.train, data.train.difference(&saved.train)),
-            ("validation", &spec.data.val, data.val.difference(&saved.val)),
+            ("training", &spec.data.train, train, Outdated::Loss),
+            ("validation", &spec.data.val, val, Outdated::Evaluations),
         ]
     });
-    changes.extend(sets.filter_map(|(name, set, difference)| {
-        Some(format!("the {name} set {set} has {}", difference?))
-    }));
+    for (name, set, difference, outdates) in sets {
+        if let Some(difference) = difference {
+            changes.push(format!("the {name} set {set} has {difference}"));
+            outdated = outdated.max(outdates);
+        }
+    }
     if let Some(before) = manifest.train_samples.filter(|before| *before != samples) {
         let set = &spec.data.train;
         changes.push(format!("the training set {set} has {samples} samples instead of {before}"));
+        outdated = outdated.max(Outdated::Loss);
     }
     // What changed since this run's own checkpoints was not there when the user allowed changes.
     let is_allowed = restore.allow_recipe_change && manifest.job != *id;
     if changes.is_empty() || is_allowed {
-        return Ok(changes);
+        return Ok((changes, outdated));
     }
     Err(Error::Mismatch(format!(
         "checkpoint {} in {location} was written by another recipe ({}): use that recipe, or another \

@@ -27,7 +27,6 @@ use baton_recipe::{
     progress::{Due, Extent, TrainingPlan},
     schedule::learning_rate,
     spec::is_recorded,
-    task,
 };
 
 use crate::{
@@ -424,13 +423,7 @@ impl<L: Learner> Trainer<L> {
         };
         let spec = &self.job.spec;
         let progress = &mut self.position.progress;
-        let collapse = || {
-            let (name, score) = raw.score()?;
-            let best = progress.best.as_ref()?.1.get(name)?;
-            let metric = task::metrics(spec).into_iter().find(|metric| metric.name == name)?;
-            guard::collapse(&metric, best, score, &spec.guard)
-        };
-        if let Some(divergence) = collapse() {
+        if let Some(divergence) = guard::collapse(progress, &raw, ema.as_ref(), spec) {
             let lr = learning_rate(spec, self.job.inputs.plan(), progress);
             return Err(Error::Diverged(Box::new(Diagnosis {
                 divergence,

@@ -123,21 +123,20 @@ pub fn status(status: &Status, now: Time, job: JobInfo<'_>) -> v1::GetStatusResp
 
 fn spending(status: &Status, now: Time) -> v1::Spending {
     let time = status.spending.meter.read(now);
+    let budget = status.spending.budget;
     let interrupted = status.spending.interrupted.read(time);
     let hours = |time: Duration| time.as_secs_f64() / 3_600.0;
     v1::Spending {
         hours: hours(time),
-        most_hours: status.spending.limit.map(hours),
-        dollars: status.spending.dollars(time),
+        most_hours: budget.limit().map(hours),
+        dollars: budget.dollars_at(time),
         projected_dollars: status.projected_dollars(now),
-        dollars_per_hour: status.spending.dollars_per_hour,
+        dollars_per_hour: budget.dollars_per_hour,
         dollars_per_epoch: status.dollars_per_epoch(),
         interruption_hours: hours(interrupted),
-        interruption_dollars: status.spending.dollars(interrupted),
+        interruption_dollars: budget.dollars_of_part(interrupted, time),
         paused_hours: hours(status.spending.paused.read(time)),
-        used: status.spending.limit.map(|limit| {
-            if limit.is_zero() { 1.0 } else { time.as_secs_f64() / limit.as_secs_f64() }
-        }),
+        used: budget.used(time),
     }
 }
 

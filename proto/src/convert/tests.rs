@@ -3,7 +3,7 @@ use std::{sync::Arc, time::Duration};
 use baton_job::{
     Generation, JobId, NodeId, Rank, Time,
     engine::{
-        DrainStatus, EvaluationResult, Incident, Meter, MeterShare, NodeStatus, PhaseName,
+        Budget, DrainStatus, EvaluationResult, Incident, Meter, MeterShare, NodeStatus, PhaseName,
         RankState, RankStatus, Recovery, Spending, Status,
     },
     exit::{Class, Failure, Outcome},
@@ -17,6 +17,7 @@ use baton_recipe::{
     Epoch, Step,
     guard::{BatchMark, Diagnosis, Divergence},
     progress::{Accuracy, Extent},
+    spec::Limits,
 };
 
 use super::*;
@@ -198,10 +199,10 @@ fn a_status_has_the_cost_of_the_job() {
         samples_per_second: 1.0,
         ..StepReport::default()
     };
+    let limits = Limits { max_hours: Some(1.5), dollars_per_hour: Some(4.0), ..Limits::default() };
     let spending = Spending {
         meter: Meter::default(),
-        limit: Some(Duration::from_secs(5_400)),
-        dollars_per_hour: Some(4.0),
+        budget: Budget::new(&limits),
         interrupted: MeterShare::default(),
         paused: MeterShare::default(),
     };

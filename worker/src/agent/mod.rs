@@ -240,15 +240,21 @@ impl Agent {
                     }
                     return Ok(event);
                 }
-                Ok(Some(AgentInput::Welcome(welcome))) => self.welcome(welcome)?,
+                Ok(Some(AgentInput::Welcome(welcome))) => {
+                    if self.is_of_other_job(&welcome) && self.uplink.leave_flag() {
+                        return Ok(Event::Disconnected);
+                    }
+                    self.welcome(welcome)?;
+                }
                 Ok(Some(AgentInput::LeaseSeen(lease))) => {
                     if self.lease_seen(lease) {
                         return Ok(Event::Redirected);
                     }
                 }
                 Ok(Some(AgentInput::CoordinatorEnded)) => {
+                    let now = self.now();
                     if let Some(standby) = &mut self.standby {
-                        standby.ended();
+                        standby.ended(now);
                     }
                 }
                 // Ranks may hold state, and the coordinator may soon have its right files again.
@@ -257,6 +263,10 @@ impl Agent {
                         warn!(%failure, "not admitted; tries again");
                         self.last_refusal = failure.message;
                     }
+                    return Ok(Event::Disconnected);
+                }
+                // By somebody else's coordinator, of another version.
+                Ok(Some(AgentInput::Refused(_))) if self.uplink.leave_flag() => {
                     return Ok(Event::Disconnected);
                 }
                 Ok(Some(AgentInput::Refused(failure) | AgentInput::Unauthorized(failure))) => {
@@ -323,10 +333,13 @@ impl Agent {
         })
     }
 
+    fn is_of_other_job(&self, welcome: &Welcome) -> bool {
+        self.welcome.as_ref().is_some_and(|known| known.job_id != welcome.job_id)
+    }
+
     fn welcome(&mut self, welcome: Welcome) -> Result<(), Failure> {
-        if let Some(known) = &self.welcome
-            && known.job_id != welcome.job_id
-        {
+        self.uplink.welcomed();
+        if self.is_of_other_job(&welcome) {
             self.processes.kill_all();
             return Err(crash(format!(
                 "the coordinator at {1} now serves another job ({0}); start a new agent for it",

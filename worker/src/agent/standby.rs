@@ -210,12 +210,12 @@ impl StandbyNode {
     ) {
         self.state.set_place(first_rank, slots);
         if let Some(StandbyAction::TakeOver { after }) = self.state.seen(now, lease) {
-            self.take_over(after);
+            self.take_over(now, after);
         }
     }
 
     /// Starts a coordinator.
-    fn take_over(&mut self, after: u64) {
+    fn take_over(&mut self, now: Time, after: u64) {
         let log = self.setup.log();
         warn!(log = %log.display(), "the coordinator is lost: this node starts one");
         match self.setup.start(&self.location, after) {
@@ -236,13 +236,13 @@ impl StandbyNode {
             }
             Err(failure) => {
                 warn!("{failure}");
-                self.state.ended();
+                self.state.ended(now);
             }
         }
     }
 
-    pub(super) fn ended(&mut self) {
-        self.state.ended();
+    pub(super) fn ended(&mut self, now: Time) {
+        self.state.ended(now);
     }
 
     /// Waits for the coordinator of this node, if the job has ended: it still has to report that to other nodes. If only

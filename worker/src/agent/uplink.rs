@@ -1,6 +1,10 @@
 //! The agent's connection to the coordinator: one stream at a time.
 
-use std::{error::Error as _, sync::Arc, time::Duration};
+use std::{
+    error::Error as _,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use baton_access::{
     Bearer, ClientCredentials,
@@ -23,6 +27,9 @@ use super::{AgentInput, InputQueue};
 
 /// Receive window of HTTP/2, in bytes.
 const RECEIVE_WINDOW_BYTES: u32 = 4 << 20;
+
+/// How long a coordinator at the flag's address may take to answer while the lease names another one: it may have no job.
+const LONGEST_WAIT_AT_FLAG: Duration = Duration::from_secs(5);
 
 /// Makes other calls to the coordinator, outside the stream of reports.
 pub(super) struct Caller {
@@ -56,8 +63,10 @@ pub(super) struct Uplink {
     endpoint: SharedEndpoint,
     /// That of the flag.
     flag_endpoint: Endpoint,
-    /// Number of connections since the address changed.
+    /// Number of connections since the address changed, or since the coordinator there has answered.
     connections: u32,
+    /// Since when a connection to the flag's address waits for an answer, while the lease names another one.
+    at_flag_since: Option<Instant>,
     credentials: ClientCredentials,
     bearer: Bearer,
     stream: Option<JoinHandle<()>>,
@@ -82,6 +91,7 @@ impl Uplink {
             endpoint: Arc::new(Mutex::new(endpoint.clone())),
             flag_endpoint: endpoint,
             connections: 0,
+            at_flag_since: None,
             bearer: credentials.bearer(),
             credentials: credentials.clone(),
             queue,
@@ -101,7 +111,8 @@ impl Uplink {
     pub(super) fn use_address(&mut self, address: Option<&str>) -> bool {
         let url = address.unwrap_or(&self.flag);
         if url == self.url {
-            return false;
+            let has_waited = |since: Instant| since.elapsed() >= LONGEST_WAIT_AT_FLAG;
+            return self.at_flag_since.is_some_and(has_waited) && self.leave_flag();
         }
         url.clone_into(&mut self.url);
         self.connections = 0;
@@ -120,6 +131,21 @@ impl Uplink {
         info!(self.url, "another coordinator serves the job");
         self.end_stream();
         true
+    }
+
+    /// The coordinator has answered: the next connection is one to the same address.
+    pub(super) fn welcomed(&mut self) {
+        self.connections = u32::from(self.at_flag_since.take().is_some());
+    }
+
+    /// Ends a connection to the flag's address without an event, if the lease names another one: that is next.
+    pub(super) fn leave_flag(&mut self) -> bool {
+        let is_at_flag = self.at_flag_since.take().is_some();
+        if is_at_flag {
+            self.end_stream();
+            self.connections = 0;
+        }
+        is_at_flag
     }
 
     fn end_stream(&mut self) {
@@ -145,9 +171,11 @@ impl Uplink {
         let (outbox, messages) = mpsc::unbounded_channel();
         self.outbox = Some(outbox);
         // A lease may be that of a lost coordinator, while a user has started another one at the flag's address.
-        let endpoint = match self.connections % 2 {
-            0 => self.endpoint.lock().clone(),
-            _ => self.flag_endpoint.clone(),
+        let is_at_flag = self.connections % 2 == 1 && self.url != self.flag;
+        self.at_flag_since = is_at_flag.then(Instant::now);
+        let endpoint = match is_at_flag {
+            true => self.flag_endpoint.clone(),
+            false => self.endpoint.lock().clone(),
         };
         self.connections = self.connections.wrapping_add(1);
         let bearer = self.bearer.clone();

@@ -26,7 +26,7 @@ use crate::{
 #[command(after_help = "\
 Examples:
   baton cert --host 10.0.0.5 --host trainer.example
-  baton up recipe.toml --listen 10.0.0.5:29600 \\
+  baton up recipe.toml --listen 10.0.0.5:29600 --tls-ca certs/ca.pem \\
       --tls-cert certs/coordinator.pem --tls-key certs/coordinator-key.pem --tokens certs/tokens
   BATON_TLS_CA=certs/ca.pem BATON_TOKEN_FILE=certs/viewer.token baton status --coordinator https://10.0.0.5:29600
 

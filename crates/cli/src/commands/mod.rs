@@ -47,8 +47,8 @@ Examples:
   baton plan resnet50_p4d_60ep                   memory, images/s, time and cost
 
 A command uses the first of these coordinators that is set: --coordinator URL, the coordinator of
---run-dir DIR, the environment variable BATON_COORDINATOR, the coordinator of the newest run
-below runs/, http://127.0.0.1:29600.
+--run-dir DIR, the one that the checkpoint store of --store STORE names, the environment variable
+BATON_COORDINATOR, the coordinator of the newest run below runs/, http://127.0.0.1:29600.
 
 Exit codes:
   0    success; for `baton up`: all epochs are done

@@ -173,6 +173,7 @@ fn is_permanent(status: &Status) -> bool {
 }
 
 /// Past events of the job and, unless `past_only`, new ones.
+#[derive(Clone)]
 pub(crate) struct EventFeed {
     /// Id of the event before the first one.
     after: u64,
@@ -186,7 +187,7 @@ pub(crate) struct EventFeed {
 const RECENT_EVENTS: usize = 128;
 
 impl EventFeed {
-    pub(super) fn new(after: u64, past_only: bool) -> Self {
+    pub(crate) fn new(after: u64, past_only: bool) -> Self {
         Self { after, past_only, recent: VecDeque::new() }
     }
 }

@@ -51,9 +51,14 @@ pub(super) fn after(child: ChildKind, exit: Exit) -> NextAction {
     }
 }
 
-/// Whether the coordinator may have ended because another one has taken over, as the store then says.
-pub(super) fn may_be_replaced(child: ChildKind, exit: Exit) -> bool {
-    child == ChildKind::Coordinator && exit == Exit::Code(i32::from(BAD_INPUT))
+/// Silence of a coordinator after which another one may have taken over, at the earliest.
+const REPLACEMENT_SILENCE: Duration = Duration::from_secs(4);
+
+/// Whether another coordinator may have taken over, as the store then says: from one that says so, or that was silent for
+/// this time, such as one whose disk is full and which ends again and again.
+pub(super) fn may_be_replaced(child: ChildKind, exit: Exit, silence: Duration) -> bool {
+    let says_so = exit == Exit::Code(i32::from(BAD_INPUT));
+    child == ChildKind::Coordinator && (says_so || silence >= REPLACEMENT_SILENCE)
 }
 
 /// Whether the job goes on with the coordinator that has taken over: whether it has answered that the job has ended, or
@@ -103,9 +108,12 @@ mod tests {
 
     #[test]
     fn a_coordinator_that_has_ended_or_will_never_answer_is_not_followed() {
-        assert!(may_be_replaced(ChildKind::Coordinator, Exit::Code(2)));
-        assert!(!may_be_replaced(ChildKind::Agent, Exit::Code(2)));
-        assert!(!may_be_replaced(ChildKind::Coordinator, Exit::Signal(9)));
+        let may_be =
+            |child, exit, seconds| may_be_replaced(child, exit, Duration::from_secs(seconds));
+        assert!(may_be(ChildKind::Coordinator, Exit::Code(2), 0));
+        assert!(!may_be(ChildKind::Agent, Exit::Code(2), 9));
+        assert!(!may_be(ChildKind::Coordinator, Exit::Signal(9), 3));
+        assert!(may_be(ChildKind::Coordinator, Exit::Code(1), 4), "its disk may be full");
         for is_replaced in [true, false] {
             assert!(goes_on_elsewhere(Some(false), is_replaced));
             assert!(!goes_on_elsewhere(Some(true), is_replaced));

@@ -10,7 +10,11 @@ use tokio::{
     sync::mpsc::UnboundedSender,
 };
 
-use crate::{connect::Coordinator, failure::failed, supervise::Exit};
+use crate::{
+    connect::{Coordinator, follow::EventFeed},
+    failure::failed,
+    supervise::Exit,
+};
 
 /// An input of the supervision loop.
 #[derive(Debug)]
@@ -70,18 +74,13 @@ pub(super) async fn statuses(mut coordinator: Coordinator, queue: Queue) {
     }
 }
 
-/// Sends new events to the queue until the queue is closed. Those of `until` and before, in milliseconds since 1970, are
-/// skipped: they are from earlier runs of the job, or known. Ids do not tell that: a coordinator that has taken over may
-/// give those of its predecessor's last events to others.
-pub(super) async fn events(coordinator: Coordinator, until: u64, queue: Queue) {
-    let mut events = coordinator.events();
+/// Sends the job's events after those of `known` to the queue until the queue is closed.
+pub(super) async fn events(coordinator: Coordinator, known: EventFeed, queue: Queue) {
+    let mut events = coordinator.events_after(known);
     while !queue.is_closed() {
-        if let Ok(event) = events.next(Duration::ZERO).await {
-            if event.unix_millis > until {
-                let _ = queue.send(Input::Event(event));
-            }
-        } else {
-            tokio::time::sleep(STATUS_POLL_INTERVAL).await;
+        match events.next(Duration::ZERO).await {
+            Ok(event) => drop(queue.send(Input::Event(event))),
+            Err(_) => tokio::time::sleep(STATUS_POLL_INTERVAL).await,
         }
     }
 }

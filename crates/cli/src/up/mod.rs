@@ -23,8 +23,9 @@ use baton_job::{
     Time,
     exit::{self, Failure, Outcome},
     plan::MAX_LOCAL_RANKS,
+    session::DUPLICATE_SIGNAL_WINDOW,
 };
-use baton_proto::v1::{self, GetStatusResponse};
+use baton_proto::v1::{self, GetStatusResponse, WatchEventsResponse};
 use baton_recipe::JobSpec;
 use rustix::process::Signal;
 use tokio::{
@@ -41,7 +42,10 @@ use self::{
 };
 use crate::{
     commands::recipe,
-    connect::{Address, Coordinator, DEFAULT_LISTEN, EndpointFile, RUNS},
+    connect::{
+        Address, Coordinator, DEFAULT_LISTEN, EndpointFile, RUNS,
+        follow::{EventFeed, Feed as _},
+    },
     display::{self, Display},
     failure::{bad_input, failed},
     render,
@@ -129,9 +133,6 @@ const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
 /// Time for the coordinator to notice that an agent's process has ended.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Two signals within this time count as one, which was received twice, from the terminal and from a parent process.
-const DUPLICATE_SIGNAL_WINDOW: Duration = Duration::from_millis(500);
-
 /// Runs the job and returns the exit code of its outcome.
 pub(crate) async fn run(mut args: Args) -> Result<u8, Failure> {
     args.recipe = recipe::find(&args.recipe);
@@ -182,8 +183,12 @@ struct Up {
     last_answer: Time,
     /// Whether another coordinator has taken over from that of this command, which then is an agent among others.
     is_elsewhere: bool,
-    /// Time of the newest event that was shown, or before this start, milliseconds since 1970.
-    events_until: u64,
+    /// The newest events, which are not shown again when another coordinator reports them.
+    known_events: EventFeed,
+    /// Whether an event was shown.
+    shows_events: bool,
+    /// Time of this start, milliseconds since 1970: earlier events are of earlier runs.
+    events_since: u64,
     /// The last note about a restart or silence, until the coordinator answers: the same is not said again.
     last_restart_note: String,
 }
@@ -242,7 +247,9 @@ impl Up {
             stop_request: StopRequest::NotRequested,
             last_answer: Time(0),
             is_elsewhere: false,
-            events_until: unix_millis().saturating_sub(1),
+            known_events: EventFeed::new(0, false),
+            shows_events: false,
+            events_since: unix_millis(),
             last_restart_note: String::new(),
         })
     }
@@ -303,20 +310,18 @@ impl Up {
                 Input::Status(status) => self.handle_status(*status),
                 Input::Moved(coordinator) => served.coordinator = *coordinator,
                 Input::SilenceCheck => self.check_silence(&served).await?,
-                Input::Event(event) => {
-                    self.events_until = event.unix_millis;
-                    self.display.event(&event);
-                }
+                Input::Event(event) => self.show_event(&event),
                 Input::Signal(name) => self.handle_signal(name, &served),
                 Input::Ended(kind, exit) => self.handle_exit(kind, exit, &mut served).await?,
                 Input::Restart(_) if self.is_ending() => {}
+                Input::Restart(ChildKind::Coordinator) if self.is_elsewhere => {}
                 Input::Restart(ChildKind::Coordinator) => {
                     let began_after = self.began_after;
                     self.spawn_coordinator(listen, CoordinatorStart::Restart { began_after })?;
                     self.request_drain(&served);
                 }
                 Input::Restart(ChildKind::Agent) => self.start_agent(&served)?,
-                Input::AnswerTimeout => self.drain_without_answer(),
+                Input::AnswerTimeout => self.drain_without_answer(&mut served).await,
                 Input::ExitTimeout => self.kill(),
             }
         }
@@ -376,23 +381,19 @@ impl Up {
     fn serve_by(&self, coordinator: Coordinator, credentials: ClientCredentials) -> Served {
         let queue = || self.queue.clone();
         let statuses = feed::statuses(coordinator.clone(), queue());
-        let events = feed::events(coordinator.clone(), self.events_until, queue());
+        let events = feed::events(coordinator.clone(), self.known_events.clone(), queue());
         let feeds = [tokio::spawn(statuses), tokio::spawn(events)].map(|feed| feed.abort_handle());
         Served { coordinator, credentials, feeds }
     }
 
     /// The coordinator that has taken over while this one did not answer. One that reports the job's end is none: once it
     /// has ended too, this one goes on.
-    async fn replacement(&mut self, served: &Served) -> Option<Coordinator> {
-        let (other, is_replaced) = match self.other_coordinator(served).await {
-            Ok(other) => other?,
-            Err(failure) => {
-                self.display.note(&failure.message);
-                return None;
-            }
+    async fn replacement(&self, served: &Served) -> Result<Option<Coordinator>, Failure> {
+        let Some((other, is_replaced)) = self.other_coordinator(served).await? else {
+            return Ok(None);
         };
         let has_ended = other.clone().status().await.ok().map(|status| status.outcome.is_some());
-        decide::goes_on_elsewhere(has_ended, is_replaced).then_some(other)
+        Ok(decide::goes_on_elsewhere(has_ended, is_replaced).then_some(other))
     }
 
     async fn other_coordinator(
@@ -456,11 +457,16 @@ impl Up {
         self.display.note(&format!(
             "this machine leaves the job of {url}; `baton drain --coordinator {url}` saves and stops the others"
         ));
-        if self.agent.is_running() {
-            self.agent.signal(Signal::TERM);
-        } else {
+        if !self.agent.is_running() {
             self.set_left(served);
+        } else if !self.agent_was_asked() {
+            self.agent.signal(Signal::TERM);
         }
+    }
+
+    /// Whether the agent saves and stops by itself; a second signal would kill its ranks.
+    fn agent_was_asked(&self) -> bool {
+        matches!(self.stop_request, StopRequest::Drain { without_coordinator: true, .. })
     }
 
     /// The outcome for this machine, once its agent has left.
@@ -520,11 +526,21 @@ impl Up {
             }
             return Ok(());
         }
-        if decide::may_be_replaced(kind, exit)
-            && let Some(other) = self.replacement(served).await
-        {
-            self.follow(other, served);
+        if kind == ChildKind::Coordinator && self.is_elsewhere {
             return Ok(());
+        }
+        let silence = self.now().since(self.last_answer);
+        if decide::may_be_replaced(kind, exit, silence) {
+            match self.replacement(served).await {
+                Ok(Some(other)) => {
+                    self.follow(other, served);
+                    return Ok(());
+                }
+                Err(failure) if self.last_restart_note.is_empty() => {
+                    self.display.note(&failure.message);
+                }
+                Ok(None) | Err(_) => {}
+            }
         }
         let result = match (decide::after(kind, exit), kind) {
             (NextAction::Drained, ChildKind::Agent) if self.is_elsewhere => {
@@ -544,12 +560,7 @@ impl Up {
                 self.set_outcome(Outcome::Drained { reason: "as requested".to_owned() });
                 Ok(())
             }
-            (NextAction::Drained, ChildKind::Agent)
-                if matches!(
-                    self.stop_request,
-                    StopRequest::Drain { without_coordinator: true, .. }
-                ) =>
-            {
+            (NextAction::Drained, ChildKind::Agent) if self.agent_was_asked() => {
                 let outcome = self.drained_without_coordinator().await;
                 self.set_outcome(outcome);
                 self.kill();
@@ -637,7 +648,7 @@ impl Up {
         while self.child(kind).is_running() {
             match self.next().await {
                 Input::Ended(ended, _) => self.child(ended).ended(),
-                Input::Event(event) => self.display.event(&event),
+                Input::Event(event) => self.show_event(&event),
                 Input::Signal(_) | Input::ExitTimeout => self.kill(),
                 Input::Status(_)
                 | Input::Moved(_)
@@ -659,6 +670,18 @@ impl Up {
     }
 
     // ---- the job ----
+
+    /// Shows an event, unless it is known or of an earlier run. After the first one that is shown, time does not matter:
+    /// the clock may be set back, and that of another coordinator may be behind.
+    fn show_event(&mut self, event: &WatchEventsResponse) {
+        if !self.known_events.is_new(event) {
+            return;
+        }
+        self.shows_events |= event.unix_millis >= self.events_since;
+        if self.shows_events {
+            self.display.event(event);
+        }
+    }
 
     fn handle_status(&mut self, status: GetStatusResponse) {
         // Once asked to save and stop, a coordinator that does not is as good as silent.
@@ -718,20 +741,19 @@ impl Up {
 
     /// A coordinator that is silent, because it is stopped, its certificate has expired or its disk is full, is killed, and
     /// the agent saves and stops by itself. So a notice is obeyed in time.
-    fn drain_without_answer(&mut self) {
+    async fn drain_without_answer(&mut self, served: &mut Served) {
         let is_ending = self.is_ending();
         let silence = self.now().since(self.last_answer);
         let ends = decide::ends_silent_coordinator(silence, self.coordinator.is_running());
-        match &mut self.stop_request {
-            StopRequest::Drain { without_coordinator, .. }
-                if !*without_coordinator && !is_ending =>
-            {
-                *without_coordinator = ends;
-            }
-            _ => return,
+        let is_waiting = matches!(self.stop_request, StopRequest::Drain { .. });
+        if !is_waiting || self.agent_was_asked() || self.is_elsewhere || is_ending {
+            return;
         }
         if !ends {
             return feed::send_later(DRAIN_ANSWER_TIMEOUT, Input::AnswerTimeout, &self.queue);
+        }
+        if let StopRequest::Drain { without_coordinator, .. } = &mut self.stop_request {
+            *without_coordinator = true;
         }
         let seconds = silence.as_secs();
         self.display.note(&format!(
@@ -739,6 +761,10 @@ impl Up {
         ));
         self.coordinator.signal(Signal::KILL);
         self.agent.signal(Signal::TERM);
+        // If it was replaced, this machine leaves a job that goes on.
+        if let Ok(Some(other)) = self.replacement(served).await {
+            self.follow(other, served);
+        }
     }
 
     /// The outcome once the agent has left without a coordinator. Only the store tells whether anything is saved.

@@ -250,6 +250,10 @@ impl Engine {
     ) {
         let text = format!("a process on node {node} ended before it could join: {failure}");
         self.publish(JobEventKind::RankFailed, text);
+        if !failure.class.is_retriable() {
+            // Such as a file that is not there: the others are enough without this node, which holds no state.
+            return self.send_away(node, failure.clone());
+        }
         let Some(state) = self.nodes.get_mut(node) else { return };
         state.count_failure();
         if state.is_failing() {

@@ -57,53 +57,119 @@ impl MeterShare {
     }
 }
 
-/// The budget that the recipe's limits set.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Budget {
-    /// Attached time at which the first of the limits is reached.
-    pub(super) limit: Duration,
-    /// Which limit it is, and what to do: always the same text.
-    pub(super) reason: String,
+/// What attached time costs, and the recipe's limits on it. A new price applies to the time after it: what was paid before
+/// is not counted again at another price.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Budget {
+    /// Price of all nodes together, in dollars per hour.
+    pub dollars_per_hour: Option<f64>,
+    max_hours: Option<f64>,
+    max_dollars: Option<f64>,
+    /// Attached time of which the journal has the cost.
+    paid: Duration,
+    /// That cost, in dollars.
+    paid_dollars: f64,
 }
 
 impl Budget {
-    pub(super) fn new(limits: &Limits) -> Option<Self> {
-        let hours = limits.max_hours.map(|hours| {
-            let reason = format!("limits.max_hours = {hours} is reached; raise it to resume");
-            (hours, reason)
+    /// The budget that these limits set; nothing is paid yet.
+    #[must_use]
+    pub fn new(limits: &Limits) -> Self {
+        Self {
+            dollars_per_hour: limits.dollars_per_hour,
+            max_hours: limits.max_hours,
+            max_dollars: limits.max_dollars,
+            paid: Duration::ZERO,
+            paid_dollars: 0.0,
+        }
+    }
+
+    /// Cost in dollars of `time` at the current price, if one is set.
+    #[must_use]
+    pub fn dollars_for(&self, time: Duration) -> Option<f64> {
+        self.dollars_per_hour.map(|price| price * hours(time))
+    }
+
+    /// Cost in dollars of the whole attached time `spent`, if a price is set.
+    #[must_use]
+    pub fn dollars_at(&self, spent: Duration) -> Option<f64> {
+        let since = self.dollars_for(spent.saturating_sub(self.paid))?;
+        // JSON, and so the journal, has no infinity.
+        Some((self.paid_dollars + since).min(f64::MAX))
+    }
+
+    /// Cost in dollars of `part` of the attached time `spent`, if a price is set: at the mean price, because it is not known
+    /// which of several prices applied to that part.
+    #[must_use]
+    pub fn dollars_of_part(&self, part: Duration, spent: Duration) -> Option<f64> {
+        let dollars = self.dollars_at(spent)?;
+        match spent.is_zero() {
+            true => Some(0.0),
+            false => Some(dollars * (part.as_secs_f64() / spent.as_secs_f64())),
+        }
+    }
+
+    /// Used share of the limit of which the most is used, after `spent` attached time; absent without a limit.
+    #[must_use]
+    pub fn used(&self, spent: Duration) -> Option<f64> {
+        let of_hours = self.max_hours.map(|most| hours(spent) / most);
+        let of_dollars =
+            self.max_dollars.zip(self.dollars_at(spent)).map(|(most, dollars)| dollars / most);
+        of_hours.into_iter().chain(of_dollars).reduce(f64::max)
+    }
+
+    /// Attached time at which the first of the limits is reached.
+    #[must_use]
+    pub fn limit(&self) -> Option<Duration> {
+        self.used_up_at(1.0)
+    }
+
+    /// Attached time at which this share of one of the limits is used up.
+    fn used_up_at(&self, share: f64) -> Option<Duration> {
+        let (by_hours, by_dollars) = self.hours_at(share);
+        let hours = by_hours.into_iter().chain(by_dollars).reduce(f64::min)?;
+        // In whole milliseconds, like `Time`, so that a timeout set for this time finds it reached.
+        Some(Duration::from_millis((hours * 3_600_000.0).round() as u64))
+    }
+
+    /// Attached hours at which this share of `max_hours`, and of `max_dollars`, is used up.
+    fn hours_at(&self, share: f64) -> (Option<f64>, Option<f64>) {
+        let by_dollars = self.max_dollars.zip(self.dollars_per_hour).map(|(most, price)| {
+            let left = (share * most - self.paid_dollars).max(0.0);
+            hours(self.paid) + left / price
         });
-        let dollars = limits.max_dollars.zip(limits.dollars_per_hour).map(|(dollars, price)| {
-            let reason = format!(
-                "limits.max_dollars = {dollars} is reached, at {price} dollars per hour; raise it to \
-                 resume"
-            );
-            (dollars / price, reason)
-        });
-        let earlier = |one: (f64, String), other: (f64, String)| match one.0 <= other.0 {
-            true => one,
-            false => other,
+        (self.max_hours.map(|most| share * most), by_dollars)
+    }
+
+    /// Which limit is reached first, and what to do: always the same text.
+    fn reason(&self) -> Option<String> {
+        let (by_hours, by_dollars) = self.hours_at(1.0);
+        let is_by_dollars = by_dollars
+            .is_some_and(|by_dollars| by_hours.is_none_or(|by_hours| by_dollars < by_hours));
+        let reached = if is_by_dollars {
+            let (most, price) = self.max_dollars.zip(self.dollars_per_hour)?;
+            format!("limits.max_dollars = {most} is reached, at {price} dollars per hour")
+        } else {
+            format!("limits.max_hours = {} is reached", self.max_hours?)
         };
-        let (hours, reason) = hours.into_iter().chain(dollars).reduce(earlier)?;
-        // In whole milliseconds, like `Time`, so that a timeout set for the limit finds it reached.
-        let limit = Duration::from_millis((hours * 3_600_000.0) as u64);
-        Some(Self { limit, reason })
+        Some(format!("{reached}; raise it to resume"))
     }
 
     /// Number of [`ALERT_SHARES`] that are used up after `spent` attached time.
     fn alerts(&self, spent: Duration) -> usize {
-        ALERT_SHARES.iter().take_while(|share| spent >= self.share(**share)).count()
+        let is_used_up = |share: f64| self.used_up_at(share).is_some_and(|at| spent >= at);
+        ALERT_SHARES.iter().take_while(|share| is_used_up(**share)).count()
     }
+}
 
-    fn share(&self, share: f64) -> Duration {
-        whole_millis(self.limit.mul_f64(share))
-    }
+fn hours(time: Duration) -> f64 {
+    time.as_secs_f64() / 3_600.0
 }
 
 /// Metered time and cost of the job, and its budget.
 #[derive(Clone, Debug)]
 pub(super) struct Accounting {
-    pub(super) budget: Option<Budget>,
-    pub(super) dollars_per_hour: Option<f64>,
+    pub(super) budget: Budget,
     pub(super) meter: Meter,
     /// Meter reading that was last written to the journal.
     persisted: Duration,
@@ -115,7 +181,6 @@ impl Accounting {
     pub(super) fn new(limits: &Limits) -> Self {
         Self {
             budget: Budget::new(limits),
-            dollars_per_hour: limits.dollars_per_hour,
             meter: Meter::default(),
             persisted: Duration::ZERO,
             alerts: 0,
@@ -129,37 +194,34 @@ impl Accounting {
 
     /// When the next alert is due, or the budget ends.
     pub(super) fn wakes_at(&self) -> Option<Time> {
-        let budget = self.budget.as_ref()?;
-        let alert = ALERT_SHARES.get(self.alerts).map(|share| budget.share(*share));
-        self.meter.shows_at(alert.unwrap_or(budget.limit))
+        let share = ALERT_SHARES.get(self.alerts).copied().unwrap_or(1.0);
+        self.meter.shows_at(self.budget.used_up_at(share)?)
     }
 
     /// Text of an alert to publish, once for each of [`ALERT_SHARES`].
     pub(super) fn alert(&mut self, now: Time) -> Option<String> {
-        let budget = self.budget.as_ref()?;
-        let spent = self.spent(now);
+        let (budget, spent) = (self.budget, self.spent(now));
+        let limit = budget.limit()?;
         let published = self.alerts;
         self.alerts = budget.alerts(spent).max(published);
         if self.alerts == published {
             return None;
         }
-        let hours = |time: Duration| time.as_secs_f64() / 3_600.0;
         let percent = 100.0 * ALERT_SHARES[self.alerts - 1];
-        let dollars = self.dollars_per_hour.map(|price| {
-            format!(" ({:.2} of {:.2} dollars)", price * hours(spent), price * hours(budget.limit))
-        });
+        let dollars = budget.dollars_at(spent).zip(budget.dollars_at(limit));
+        let dollars = dollars.map(|(spent, limit)| format!(" ({spent:.2} of {limit:.2} dollars)"));
         Some(format!(
             "{percent} % of the budget is used up: {:.2} of {:.2} hours{}",
             hours(spent),
-            hours(budget.limit),
+            hours(limit),
             dollars.unwrap_or_default()
         ))
     }
 
     /// Why the budget is used up, if it is.
     pub(super) fn used_up(&self, now: Time) -> Option<String> {
-        let budget = self.budget.as_ref()?;
-        (self.spent(now) >= budget.limit).then(|| budget.reason.clone())
+        let limit = self.budget.limit()?;
+        (self.spent(now) >= limit).then(|| self.budget.reason()).flatten()
     }
 
     /// Turns the outcome of a drained job into `LimitReached` if its budget is used up: another start would end at
@@ -190,7 +252,10 @@ impl Accounting {
             return None;
         }
         self.persisted = spent;
-        Some(Action::Persist(Record::Metered(spent)))
+        Some(Action::Persist(match self.budget.dollars_at(spent) {
+            Some(dollars) => Record::Paid { time: spent, dollars },
+            None => Record::Metered(spent),
+        }))
     }
 
     /// Like [`persist`](Self::persist), but only once per [`METER_PERSIST_INTERVAL`].
@@ -199,16 +264,25 @@ impl Accounting {
         is_due.then(|| self.persist(now)).flatten()
     }
 
-    pub(super) fn replay(&mut self, spent: Duration) {
+    /// Sets the meter to a reading from the journal. Where that has no cost, the time since the last reading that has one
+    /// costs the current price.
+    pub(super) fn replay(&mut self, spent: Duration, dollars: Option<f64>) {
         self.meter = Meter { sum: spent, running_since: None };
         self.persisted = spent;
-        if let Some(budget) = &self.budget {
-            self.alerts = budget.alerts(spent);
+        if let Some(dollars) = dollars {
+            (self.budget.paid, self.budget.paid_dollars) = (spent, dollars);
         }
+        self.alerts = self.budget.alerts(spent);
     }
-}
 
-/// Rounds down to whole milliseconds, like `Time`, so that a timeout set for this time finds it reached.
-fn whole_millis(time: Duration) -> Duration {
-    Duration::from_millis(u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+    /// Goes on from the time and the cost of `before`; returns the actions that persist them.
+    pub(super) fn carry_over(&mut self, before: &Self, now: Time) -> Vec<Action> {
+        let Budget { paid, paid_dollars, .. } = before.budget;
+        let spent = before.spent(now);
+        self.replay(paid, Some(paid_dollars));
+        self.replay(spent, None);
+        let known = Record::Paid { time: paid, dollars: paid_dollars };
+        let known = (!paid.is_zero()).then_some(known);
+        known.into_iter().chain([Record::Metered(spent)]).map(Action::Persist).collect()
+    }
 }

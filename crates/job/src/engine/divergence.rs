@@ -30,6 +30,16 @@ pub struct Incident {
 }
 
 impl Incident {
+    /// What this has invalidated if it ended the job and was a collapse.
+    #[must_use]
+    pub fn end_by_collapse(&self) -> Option<Rollback> {
+        let Diagnosis { divergence, step, .. } = self.diagnosis;
+        let is_end = self.rollback.is_none();
+        let has_collapsed = matches!(divergence, Divergence::AccuracyCollapsed { .. });
+        let generation = self.generation.next();
+        (is_end && has_collapsed).then_some(Rollback { generation, before: step, skip: None })
+    }
+
     /// What was done, as text.
     #[must_use]
     pub fn remedy(&self) -> String {
@@ -54,6 +64,11 @@ pub(super) struct Divergences {
 impl Divergences {
     pub(super) fn rollbacks(&self) -> impl Iterator<Item = &Rollback> {
         self.incidents.iter().filter_map(|incident| incident.rollback.as_ref())
+    }
+
+    /// What a collapse has invalidated that ended the job: its checkpoint was committed before the evaluation.
+    pub(super) fn end_by_collapse(&self) -> impl Iterator<Item = Rollback> {
+        self.incidents.iter().filter_map(Incident::end_by_collapse)
     }
 
     /// Whether a rollback is pending, to be carried out by the generation after `generation`.

@@ -251,6 +251,11 @@ impl World {
     /// The rank is connected to the others; returns whether all ranks are.
     pub(super) fn set_connected(&mut self, rank: Rank) -> bool {
         self.connected.insert(rank);
+        self.is_connected()
+    }
+
+    /// Whether all ranks are connected to the others.
+    pub(super) fn is_connected(&self) -> bool {
         self.connected.len() == self.placements.len()
     }
 

@@ -47,7 +47,7 @@
 //! | `Nodes` | `nodes`, `quarantine`, `elastic` | nodes that are attached, quarantined, leaving or joining |
 //! | `Lifecycle` | `lifecycle`, `membership`, `rank_heartbeats` | the generation, its phase and its ranks |
 //! | `Results` | `results`, `evaluation`, `skips` | steps, evaluations and checkpoints reported |
-//! | `Accounting` | `budget` | attached time, and its limit |
+//! | `Accounting` | `budget` | attached time, its cost, and the limits on both |
 //! | `DrainStatus`, `Pauses` | `drain`, `pause` | requests in progress |
 //! | `Divergences` | `divergence`, `diagnosis` | training that diverged |
 //! | `RecoveryHistory` | `recovery` | failures and changes of nodes, and how long each took |
@@ -100,7 +100,7 @@ use self::{
     results::Results,
 };
 pub use self::{
-    budget::{Meter, MeterShare},
+    budget::{Budget, Meter, MeterShare},
     diagnosis::WrittenDiagnosis,
     divergence::Incident,
     drain::DrainStatus,
@@ -167,13 +167,12 @@ impl Engine {
         engine
     }
 
-    /// A job that continues `before` with another recipe. The time that was paid for so far counts.
+    /// A job that continues `before` with another recipe. The time so far counts, and what was paid for it.
     #[must_use]
     pub fn continuing(before: &Self, spec: &JobSpec, origin: JobOrigin, now: Time) -> Self {
         let mut engine = Self::new(spec, origin, now);
-        let spent = before.accounting.spent(now);
-        engine.accounting.replay(spent);
-        engine.actions.push(Action::Persist(Record::Metered(spent)));
+        let carried = engine.accounting.carry_over(&before.accounting, now);
+        engine.actions.extend(carried);
         engine
     }
 

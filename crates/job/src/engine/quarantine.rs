@@ -1,6 +1,6 @@
 //! Quarantine of nodes whose ranks fail repeatedly: they get no ranks for some time.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use super::{
     membership::{Member, World},
@@ -33,10 +33,13 @@ impl Nodes {
     /// Counts a failure for each node on which one of `ranks` has died.
     pub(super) fn count_failures(&mut self, world: &World, ranks: &[Rank]) {
         let node_of = |rank: &Rank| Some(world.placement_of(*rank)?.node.clone());
-        let mut nodes: Vec<NodeId> = ranks.iter().filter_map(node_of).collect();
-        nodes.dedup();
+        self.count_failures_of(&ranks.iter().filter_map(node_of).collect());
+    }
+
+    /// Counts a failure for each of these nodes.
+    pub(super) fn count_failures_of(&mut self, nodes: &BTreeSet<NodeId>) {
         for node in nodes {
-            if let Some(state) = self.get_mut(&node) {
+            if let Some(state) = self.get_mut(node) {
                 state.count_failure();
             }
         }

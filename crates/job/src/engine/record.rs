@@ -59,6 +59,13 @@ pub enum Record {
     Diverged(Incident),
     /// Meter reading: time so far during which nodes were attached.
     Metered(Duration),
+    /// Meter reading of a job with a price. Earlier versions wrote `Metered`, without the cost.
+    Paid {
+        /// Time so far during which nodes were attached.
+        time: Duration,
+        /// Cost of that time, dollars, each hour at the price it had.
+        dollars: f64,
+    },
     /// A user paused training.
     Paused {
         /// Why, as text.
@@ -78,6 +85,9 @@ pub enum Record {
 /// How long a copy of a journal may lack entries: a store that is out of reach is tried again within a minute.
 const LONGEST_LAG_SECONDS: u64 = 120;
 
+/// Why a run has ended that another coordinator continues.
+const COORDINATOR_LOST: &str = "the coordinator's run folder was lost";
+
 /// What is known of the ranks of a job whose coordinator is lost with its run folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RanksOfLostJob {
@@ -94,6 +104,16 @@ impl Record {
         records.iter().rev().find(|record| {
             matches!(record, Self::Created(_) | Self::Opened { .. } | Self::Ended(_))
         })
+    }
+
+    /// How the job has ended; `None` also after the end of a run whose coordinator was lost, as another one continues it.
+    #[must_use]
+    pub fn outcome(records: &[Self]) -> Option<&Outcome> {
+        match Self::last_turn(records)? {
+            Self::Ended(Outcome::Drained { reason }) if reason == COORDINATOR_LOST => None,
+            Self::Ended(outcome) => Some(outcome),
+            _ => None,
+        }
     }
 
     /// Whether the job has saved a checkpoint.
@@ -132,8 +152,9 @@ impl Record {
         fence: Generation,
         ranks: RanksOfLostJob,
     ) -> Option<Vec<Self>> {
-        match Self::last_turn(records)? {
-            Self::Ended(outcome) if !outcome.is_resumable() || ranks == RanksOfLostJob::MayRun => {
+        let last_turn = Self::last_turn(records)?;
+        match Self::outcome(records) {
+            Some(outcome) if !outcome.is_resumable() || ranks == RanksOfLostJob::MayRun => {
                 return None;
             }
             _ => {}
@@ -143,14 +164,14 @@ impl Record {
             _ => None,
         });
         let is_missing = opened.is_none_or(|opened| opened < fence);
-        let has_ended = matches!(Self::last_turn(records), Some(Self::Ended(_)));
+        let has_ended = matches!(last_turn, Self::Ended(_));
         if !is_missing && (has_ended || ranks == RanksOfLostJob::MayRun) {
             return Some(Vec::new());
         }
         let missing =
             is_missing.then_some(Self::Opened { generation: fence, placements: Vec::new() });
         // Nobody waits for the agents of the lost coordinator: those that come keep their state.
-        let reason = "the coordinator's run folder was lost".to_owned();
+        let reason = COORDINATOR_LOST.to_owned();
         Some(missing.into_iter().chain([Self::Ended(Outcome::Drained { reason })]).collect())
     }
 }
@@ -243,7 +264,10 @@ impl Engine {
                     engine.recoveries.replay(recovery);
                 }
                 (Record::Diverged(incident), Some(engine)) => engine.record_incident(incident),
-                (Record::Metered(spent), Some(engine)) => engine.accounting.replay(*spent),
+                (Record::Metered(spent), Some(engine)) => engine.accounting.replay(*spent, None),
+                (Record::Paid { time, dollars }, Some(engine)) => {
+                    engine.accounting.replay(*time, Some(*dollars));
+                }
                 (Record::Paused { reason, at }, Some(engine)) => {
                     engine.pauses.begin(now, reason, *at);
                 }
@@ -393,6 +417,11 @@ mod tests {
             let engine = Engine::replay(&spec, &records, Time(0)).unwrap();
             assert_eq!(engine.generation(), Generation(fence));
             assert_eq!(matches!(engine.lifecycle.phase, Phase::Reattaching { .. }), waits);
+
+            // Its coordinator may be lost too, before it has opened a generation.
+            assert_eq!(Record::outcome(&records), None);
+            let again = Record::after_loss(&records, Generation(fence), RanksOfLostJob::MayRun);
+            assert_eq!(again, Some(Vec::new()));
         }
         let stopped = [begun, vec![Record::Ended(Outcome::Stopped)]].concat();
         let added = Record::after_loss(&stopped, Generation(1), RanksOfLostJob::MayRun);

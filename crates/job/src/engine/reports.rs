@@ -8,6 +8,7 @@ use super::{
     lifecycle::Phase,
     membership::{Member, MemberKind},
     plausible::is_plausible,
+    transitions::RESTORE_TIMEOUT,
 };
 use crate::{
     exit::{Failure, crash},
@@ -143,10 +144,12 @@ impl Engine {
     }
 
     fn met(&mut self, now: Time, rank: Rank) {
-        let Phase::Meeting { world, .. } = &mut self.lifecycle.phase else { return };
-        if world.set_connected(rank)
-            && let Some(recovery) = self.recoveries.in_progress(self.lifecycle.generation)
-        {
+        let Phase::Meeting { world, until } = &mut self.lifecycle.phase else { return };
+        if !world.set_connected(rank) {
+            return;
+        }
+        *until = (*until).max(now.after(RESTORE_TIMEOUT));
+        if let Some(recovery) = self.recoveries.in_progress(self.lifecycle.generation) {
             recovery.met_at.get_or_insert(now);
         }
     }
@@ -368,10 +371,12 @@ impl Engine {
     pub fn restore(&self) -> Restore {
         let origin = self.origin.restore.clone();
         let rollbacks = self.divergences.rollbacks().cloned().collect();
+        let before = origin.invalidated.iter().chain(&origin.rollbacks).cloned();
+        let invalidated = before.chain(self.divergences.end_by_collapse()).collect();
         let commit = self.results.commit.as_ref();
         let last_saved =
             commit.map(|commit| (commit.generation, commit.step)).or(origin.last_saved);
-        Restore { rollbacks, last_saved, ..origin }
+        Restore { rollbacks, invalidated, last_saved, ..origin }
     }
 
     /// Handles the report of a rank of the current generation that training diverged.

@@ -148,11 +148,7 @@ impl Engine {
         self.drain = Some(DrainStatus::new(reason.clone(), now, until));
         match &self.lifecycle.phase {
             Phase::Training { .. } => self.send_drain_if_requested(now),
-            // A generation of ranks that hold state is about to open.
-            Phase::Gathering
-                if self.lifecycle.opening.is_some() && self.nodes.holders(|_| true) > 0 => {}
-            // There are too few ranks to save anything.
-            Phase::Gathering => self.end(now, Outcome::Drained { reason }),
+            Phase::Gathering => self.save_or_end(now, reason),
             Phase::Backoff { .. } => self.open(now),
             // The directive is sent once training begins; if no rank holds state, the job ends before that.
             Phase::Forming { .. }
@@ -160,6 +156,18 @@ impl Engine {
             | Phase::Detecting { .. }
             | Phase::Reattaching { .. }
             | Phase::Ended { .. } => {}
+        }
+    }
+
+    /// Opens a generation of the ranks that hold state, even of one, or ends the job if none does.
+    fn save_or_end(&mut self, now: Time, reason: String) {
+        self.nodes.end_quarantines_of_holders();
+        if self.nodes.holders(|_| true) > 0 {
+            self.open(now);
+        }
+        let is_opening = self.lifecycle.opening.is_some();
+        if !is_opening && matches!(self.lifecycle.phase, Phase::Gathering) {
+            self.end(now, Outcome::Drained { reason });
         }
     }
 

@@ -5,7 +5,7 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    DrainStatus, Engine, EvaluationResult, Incident, Meter, MeterShare, Pause, Recovery,
+    Budget, DrainStatus, Engine, EvaluationResult, Incident, Meter, MeterShare, Pause, Recovery,
     lifecycle::Phase, membership::Member,
 };
 use crate::{
@@ -78,22 +78,12 @@ pub struct Status {
 pub struct Spending {
     /// Time during which nodes were attached.
     pub meter: Meter,
-    /// Attached time at which the recipe's limits end the job.
-    pub limit: Option<Duration>,
-    /// Price of all nodes together, in dollars per hour.
-    pub dollars_per_hour: Option<f64>,
+    /// What that time costs, and the recipe's limits on it.
+    pub budget: Budget,
     /// Attached time lost by failures and planned changes of nodes.
     pub interrupted: MeterShare,
     /// Attached time during which training was paused by a user.
     pub paused: MeterShare,
-}
-
-impl Spending {
-    /// Cost in dollars of `time`, as attached time, if a price is set.
-    #[must_use]
-    pub fn dollars(&self, time: Duration) -> Option<f64> {
-        self.dollars_per_hour.map(|price| price * time.as_secs_f64() / 3_600.0)
-    }
 }
 
 /// Phase of a job, as shown to readers.
@@ -231,8 +221,7 @@ impl Engine {
             incidents: self.divergences.incidents.clone(),
             spending: Spending {
                 meter: self.accounting.meter,
-                limit: self.accounting.budget.as_ref().map(|budget| budget.limit),
-                dollars_per_hour: self.accounting.dollars_per_hour,
+                budget: self.accounting.budget,
                 interrupted: self.recoveries.interrupted(),
                 paused: self.pauses.time(),
             },
@@ -368,13 +357,15 @@ impl Status {
         self.eta_seconds()?;
         let latest = self.latest.as_ref()?;
         let pass = latest.seconds_per_step()? * latest.steps_per_epoch as f64;
-        self.spending.dollars(Duration::try_from_secs_f64(pass).ok()?)
+        self.spending.budget.dollars_for(Duration::try_from_secs_f64(pass).ok()?)
     }
 
-    /// Estimated cost of the whole job in dollars at the current rate, if a price is set.
+    /// Estimated cost of the whole job in dollars, if a price is set: what is spent, and the rest at the current rate and
+    /// price.
     #[must_use]
     pub fn projected_dollars(&self, now: Time) -> Option<f64> {
         let left = Duration::try_from_secs_f64(self.eta_seconds()?).ok()?;
-        self.spending.dollars(self.spending.meter.read(now).checked_add(left)?)
+        let spent = self.spending.meter.read(now);
+        self.spending.budget.dollars_at(spent.checked_add(left)?)
     }
 }

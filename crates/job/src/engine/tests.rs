@@ -204,7 +204,7 @@ fn drain(engine: &mut Engine, now: Time) -> Vec<Action> {
 fn without_events(mut actions: Vec<Action>) -> Vec<Action> {
     let is_ignored = |action: &Action| {
         let is_for_people = matches!(action, Action::Publish(_) | Action::AddPoint(_));
-        is_for_people || matches!(action, Action::Persist(Record::Metered(_)))
+        is_for_people || matches!(action, Action::Persist(Record::Metered(_) | Record::Paid { .. }))
     };
     actions.retain(|action| !is_ignored(action));
     actions
@@ -446,6 +446,20 @@ fn a_process_that_ends_before_it_joins_is_retried_once_and_then_its_node_is_quar
     assert_eq!(engine.deadline(), Some(at(67.0)));
     let local_ranks = vec![LocalRank(0), LocalRank(1)];
     assert_eq!(tick(&mut engine, at(67.0)), [send(1, 2, Directive::Warm { local_ranks })]);
+}
+
+#[test]
+fn a_node_that_lacks_a_file_is_sent_away_and_not_tried_again() {
+    let mut engine = training(&[1]);
+    attach(&mut engine, at(3.0), 1, 1, None);
+    let failure = exit::bad_input("data.train: no such file");
+    let report = AgentReport::WarmFailed { local_rank: LocalRank(0), failure: failure.clone() };
+    let actions = agent_report(&mut engine, at(4.0), 1, report);
+    let outcome = Outcome::Failed { failure };
+    let is_dismissed = |action: &Action| matches!(action, Action::Send { directive: Directive::Dismiss { outcome: found }, .. } if *found == outcome);
+    assert!(actions.iter().any(is_dismissed), "{actions:?}");
+    assert_eq!(engine.status().phase, PhaseName::Training);
+    assert!(engine.nodes.get(&node(1)).is_none());
 }
 
 #[test]

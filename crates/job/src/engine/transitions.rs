@@ -1,5 +1,7 @@
 //! Transitions from one phase to the next: see the diagram in [`engine`](super).
 
+use std::{collections::BTreeSet, time::Duration};
+
 use super::{
     Engine, JobEventKind, Recovery,
     connecting::ranks_on_nodes,
@@ -11,12 +13,16 @@ use super::{
 };
 use crate::{
     exit::{Failure, Outcome, crash},
-    ids::NodeId,
+    ids::{LocalRank, NodeId},
     mesh_secret::MeshSecret,
     message::Directive,
     plan::Placement,
     time::Time,
 };
+
+/// How long ranks that have connected may restore their state: a large model from a slow store takes many minutes. A hung
+/// exchange ends by `cluster.collective_seconds`.
+pub(super) const RESTORE_TIMEOUT: Duration = Duration::from_secs(900);
 
 impl Engine {
     // ---- forming and meeting ----
@@ -161,15 +167,21 @@ impl Engine {
 
     /// Ends a generation in which some ranks were not ready or not connected in time.
     pub(super) fn fail_late(&mut self, now: Time) {
-        let failure = self.give_up_late(self.policy.rendezvous.as_secs_f64());
+        let are_connected = self.lifecycle.world().is_some_and(World::is_connected);
+        let limit = if are_connected { RESTORE_TIMEOUT } else { self.policy.rendezvous };
+        let failure = self.give_up_late(limit.as_secs_f64());
         self.fail(now, now, failure);
     }
 
     /// Notes which processes the next generation replaces, because their ranks did not connect in this time.
     pub(super) fn give_up_late(&mut self, seconds: f64) -> Failure {
         let late = self.lifecycle.world().map(World::late).unwrap_or_default();
-        let cause =
-            format!("{} did not connect to the others in {seconds} s", ranks_on_nodes(&late));
+        let are_connected = self.lifecycle.world().is_some_and(World::is_connected);
+        let what = match are_connected {
+            true => "have not restored their state",
+            false => "did not connect to the others",
+        };
+        let cause = format!("{} {what} in {seconds} s", ranks_on_nodes(&late));
         // A rank that responds and holds state is kept: it may have waited for the others, or its reports were lost.
         let has_answered = matches!(self.lifecycle.phase, Phase::Meeting { .. });
         let is_kept = |placement: &&Placement| {
@@ -178,8 +190,11 @@ impl Engine {
                 || has_answered && self.nodes.may_hold_state(placement)
         };
         let hanging = late.into_iter().filter(|placement| !is_kept(placement));
-        let hanging =
+        let hanging: Vec<(NodeId, LocalRank)> =
             hanging.map(|placement| (placement.node.clone(), placement.local_rank)).collect();
+        // As if they had died.
+        let nodes: BTreeSet<NodeId> = hanging.iter().map(|(node, _)| node.clone()).collect();
+        self.nodes.count_failures_of(&nodes);
         self.lifecycle.hanging = hanging;
         crash(cause)
     }
@@ -226,7 +241,7 @@ impl Engine {
 
     /// Quarantines nodes that failed too often, if the other nodes are enough and no state is lost.
     fn quarantine_failing_nodes(&mut self, now: Time) {
-        while let Phase::Detecting { world, .. } = &self.lifecycle.phase
+        while let Some(world) = self.lifecycle.world()
             && let Some(node) = self.nodes.failing(world, &self.policy)
         {
             self.quarantine(now, &node);

@@ -1,5 +1,7 @@
 //! Leaving the job: the node must leave, or the job is over.
 
+use std::time::Duration;
+
 use super::{
     Action, ConnectionState, Departure, Session,
     slot::{Process, Slot},
@@ -10,22 +12,28 @@ use crate::{
     time::Time,
 };
 
+/// Signals within this time of the first one are no second wish: a terminal sends one to a program and to its parent, and
+/// at the end of a login session systemd sends SIGTERM and SIGHUP at once.
+pub const DUPLICATE_SIGNAL_WINDOW: Duration = Duration::from_millis(500);
+
 impl Session {
-    /// A shutdown signal; the second one kills the ranks.
+    /// A shutdown signal; the second one kills the ranks, unless it belongs to the first.
     pub(super) fn shutdown_signal(&mut self, now: Time, reason: String) {
-        if self.departure.as_ref().is_some_and(|departure| departure.by_signal) {
-            return self.leave_at_once(reason);
+        match self.departure.as_ref().and_then(|departure| departure.signalled) {
+            Some(first) if now.since(first) < DUPLICATE_SIGNAL_WINDOW => return,
+            Some(_) => return self.leave_at_once(reason),
+            None => {}
         }
         self.depart(now, reason, None);
         if let Some(departure) = &mut self.departure {
-            departure.by_signal = true;
+            departure.signalled = Some(now);
         }
     }
 
     /// The node must leave, at `end` if that is known. The coordinator decides whether the job continues without this
     /// node. Without a connection to it, the ranks are asked to save and stop.
     pub(super) fn depart(&mut self, now: Time, reason: String, end: Option<Time>) {
-        let by_signal = self.departure.as_ref().is_some_and(|departure| departure.by_signal);
+        let signalled = self.departure.as_ref().and_then(|departure| departure.signalled);
         let latest = now.after(self.policy.drain_timeout);
         let mut deadline = self.departure.as_ref().map_or(latest, |departure| departure.deadline);
         if let Some(end) = end {
@@ -38,7 +46,7 @@ impl Session {
         if !is_earlier {
             return;
         }
-        self.departure = Some(Departure { reason: reason.clone(), end, deadline, by_signal });
+        self.departure = Some(Departure { reason: reason.clone(), end, deadline, signalled });
         if self.connection == ConnectionState::Up {
             return self.report_departure(now);
         }

@@ -23,6 +23,7 @@ use std::{collections::VecDeque, time::Duration};
 pub use self::{
     event::{Action, Event},
     hang::RANK_HEARTBEAT_INTERVAL,
+    leaving::DUPLICATE_SIGNAL_WINDOW,
     policy::Policy,
     ranks::failure_of,
 };
@@ -54,8 +55,8 @@ struct Departure {
     end: Option<Time>,
     /// Time by which the ranks must have stopped; after it they are asked to exit.
     deadline: Time,
-    /// Whether a shutdown signal was received.
-    by_signal: bool,
+    /// When the first shutdown signal was received, if one was.
+    signalled: Option<Time>,
 }
 
 /// State machine of an agent.

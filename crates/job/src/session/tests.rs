@@ -987,6 +987,18 @@ fn second_signal_kills_all_ranks() {
 }
 
 #[test]
+fn sigterm_and_sighup_at_the_end_of_a_login_session_are_one_signal() {
+    let mut session = training(1);
+    assert_eq!(session.handle(at(10.0), shutdown_signal()), [departure_report()]);
+    let hangup = Event::ShutdownSignal { reason: "the agent received SIGHUP".to_owned() };
+
+    assert_eq!(session.handle(at(10.0), hangup.clone()), []);
+    assert_eq!(session.handle(at(10.49), hangup.clone()), []);
+
+    assert_eq!(session.handle(at(10.5), hangup), [Action::Kill(LocalRank(0))]);
+}
+
+#[test]
 fn second_signal_also_kills_ranks_that_were_asked_to_exit() {
     let mut session = training(2);
     session.handle(at(9.0), launched(2, 1));
@@ -1049,10 +1061,10 @@ fn leaving_agent_ignores_directives_and_sends_no_hello() {
     let mut session = disconnected(1);
     session.handle(at(10.1), Event::Tick);
     session.handle(at(10.2), shutdown_signal());
-    session.handle(at(10.3), shutdown_signal());
+    session.handle(at(10.8), shutdown_signal());
 
-    assert_eq!(session.handle(at(10.4), Event::Connected), []);
-    assert_eq!(session.handle(at(10.5), launched(2, 1)), []);
+    assert_eq!(session.handle(at(10.9), Event::Connected), []);
+    assert_eq!(session.handle(at(11.0), launched(2, 1)), []);
 }
 
 #[test]

@@ -9,6 +9,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use super::{Error, JobSpec};
+use crate::progress::Outdated;
 
 /// Fields and sections that do not affect the resulting weights: where a job runs, how its data is prepared, how often
 /// it is saved and when it stops; and where a program or a language model is, whose content checkpoints compare by its digest.
@@ -25,6 +26,35 @@ const NO_EFFECT_ON_WEIGHTS: [&str; 12] = [
     "data.pin_threads",
     "data.cache_dir",
     "data.cache_gib",
+];
+
+/// Fields and sections that decide the training loss of given weights.
+const DECIDE_LOSS: [&str; 3] = ["model", "data", "augment"];
+
+/// Fields and sections that decide the loss and the metrics of an evaluation of given weights.
+const DECIDE_METRICS: [&str; 21] = [
+    "model.arch",
+    "model.num_classes",
+    "model.blur_pool",
+    "adapter",
+    "loss",
+    "data.input_field",
+    "data.extra_fields",
+    "data.label_field",
+    "data.sequence",
+    "data.resize",
+    "data.mean",
+    "data.std",
+    // The last of them is the resolution of evaluations, unless `evaluation.resolution` is another.
+    "train.resolution",
+    "train.phases",
+    "evaluation.resolution",
+    "evaluation.crop_ratio",
+    "evaluation.flip",
+    "evaluation.subset",
+    "evaluation.samples",
+    "evaluation.best",
+    "evaluation.generate",
 ];
 
 /// A field whose values in two trees, such as recipes, differ.
@@ -67,6 +97,18 @@ impl FieldDifference {
     pub fn affects_weights(&self) -> bool {
         affects_weights(&self.field)
     }
+
+    /// Which results of recipes that differ in this field cannot be compared.
+    fn outdates(&self) -> Outdated {
+        match &*self.field {
+            // Where the sets are decides nothing; checkpoints say what they hold.
+            "data.train" | "data.val" => Outdated::Nothing,
+            field if !affects_weights(field) => Outdated::Nothing,
+            field if is_in(field, &DECIDE_METRICS) => Outdated::Evaluations,
+            field if is_in(field, &DECIDE_LOSS) => Outdated::Loss,
+            _ => Outdated::Nothing,
+        }
+    }
 }
 
 impl JobSpec {
@@ -92,6 +134,20 @@ impl JobSpec {
                     .collect()
             }
             Err(error) => vec![error.to_string()],
+        }
+    }
+
+    /// Which results in a state of the recipe `saved` (as JSON) cannot be compared with those of this recipe, on the same
+    /// data.
+    #[must_use]
+    pub fn outdates(&self, saved: &str) -> Outdated {
+        match Self::from_saved(saved) {
+            Ok(saved) => {
+                let differences = saved.differences(self).into_iter();
+                differences.map(|d| d.outdates()).max().unwrap_or_default()
+            }
+            // What a newer version has changed is not known.
+            Err(_) => Outdated::Evaluations,
         }
     }
 
@@ -122,8 +178,13 @@ impl JobSpec {
 }
 
 fn affects_weights(field: &str) -> bool {
-    !NO_EFFECT_ON_WEIGHTS.iter().any(|excluded| {
-        field.strip_prefix(excluded).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    !is_in(field, &NO_EFFECT_ON_WEIGHTS)
+}
+
+/// Whether a field is one of `sections`, which are fields or sections, or in one of them.
+fn is_in(field: &str, sections: &[&str]) -> bool {
+    sections.iter().any(|section| {
+        field.strip_prefix(section).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
     })
 }
 

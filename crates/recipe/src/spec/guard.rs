@@ -14,8 +14,9 @@ pub struct Guard {
     pub window: u32,
     /// How far that average may rise above its lowest value, as a fraction of the average of the first window.
     pub loss_rise: f64,
-    /// An evaluation below this fraction of the best one is a collapse, in [0, 1); 0 is off. For a regression, the
-    /// score is Spearman's correlation.
+    /// An evaluation below this fraction of the best one is a collapse, in [0, 1); 0 is off. If lower values are better, a
+    /// collapse is an evaluation of which the best one is below this fraction, and that is worse than the first one of the
+    /// run. For a regression, the score is Spearman's correlation, which cannot collapse from a best below 0.2.
     pub accuracy_collapse: f64,
     /// What changes after a rollback to the last valid checkpoint. `lower_lr`: the whole schedule is multiplied by
     /// `lr_factor` from then on; `skip_batch`: the batch at which training diverged and the batch before it are

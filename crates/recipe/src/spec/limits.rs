@@ -21,14 +21,15 @@ pub struct Limits {
     /// The job is **complete** after this many consecutive evaluations without improvement, at least 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub patience: Option<u32>,
-    /// The job **stops with a checkpoint** once nodes have been attached for this many hours in total; raise it to
+    /// The job **stops with a checkpoint** once at least one node has been attached for this many hours in total; raise it to
     /// resume.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_hours: Option<f64>,
     /// Like `max_hours`, but for a cost in dollars; needs `dollars_per_hour`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_dollars: Option<f64>,
-    /// Price of all nodes together, dollars per hour.
+    /// Price of all nodes together, dollars per hour. A changed price applies from the next start on; the hours before keep
+    /// theirs.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dollars_per_hour: Option<f64>,
 }

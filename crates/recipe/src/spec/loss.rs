@@ -10,7 +10,8 @@ use super::{JobSpec, rules::Rules};
 pub struct LossSpec {
     /// `cross_entropy`: classification; `mse`, `huber`: regression, which is evaluated by the mean absolute error and
     /// the correlations of Pearson and Spearman; by default, Spearman's decides which evaluation is best; `program`: a
-    /// program takes the target as its input `target` and returns the loss of each sample.
+    /// program takes the target as its input `target` and returns the loss of each sample; `next_token`: cross entropy
+    /// of every next token that has a label, required by `causal_lm` and only for it.
     pub kind: LossKind,
     /// Fraction of the target that is spread over all classes, in [0, 1) (Szegedy et al. 2016, §7); classification
     /// only.

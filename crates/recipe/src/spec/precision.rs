@@ -21,7 +21,7 @@ pub struct Precision {
     /// Baton's own kernels for BatchNorm with the operations after it, and for SGD: fewer passes through a GPU's
     /// memory. Enable it only if `baton-worker bench --set precision.fused=true` is faster on your GPU; results differ
     /// in the last bits from those without it. Needs `model.channels_last` and images. A process compiles the kernels
-    /// when it starts, in 2.4 s: keep `cluster.warm_spare` on. On a CPU the same kernels run very slowly, with one
+    /// when it starts, in 2.4 s: set `cluster.warm_spare = true`. On a CPU the same kernels run very slowly, with one
     /// thread, for tests.
     pub fused: bool,
     /// Dynamic loss scaling for fp16.

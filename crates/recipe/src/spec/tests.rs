@@ -3,7 +3,7 @@
 use std::io;
 
 use super::*;
-use crate::kit::RECIPE as MINIMAL;
+use crate::{kit::RECIPE as MINIMAL, progress::Outdated};
 
 fn refused(overrides: &[&str]) -> String {
     let overrides: Vec<String> = overrides.iter().map(|&entry| entry.to_owned()).collect();
@@ -367,6 +367,51 @@ fn only_changes_that_affect_the_weights_are_reported_against_a_saved_state() {
         "data.decode_threads=9",
     ];
     assert_eq!(changes(&unimportant, &saved), [""; 0]);
+}
+
+#[test]
+fn a_change_outdates_only_the_results_that_depend_on_it() {
+    let same = JobSpec::from_toml(MINIMAL, &[]).unwrap();
+    let saved = same.to_json();
+    let outdated = |entry: &str| {
+        let spec = JobSpec::from_toml(MINIMAL, &[entry.to_owned()]).unwrap();
+        assert_ne!(spec, same, "{entry}");
+        spec.outdates(&saved)
+    };
+    let nothing = [
+        "train.epochs=3",
+        "train.global_batch=32",
+        "schedule={kind='constant', lr=0.2}",
+        "optimizer.momentum=0.8",
+        "seed=1",
+        "guard.loss_rise=0.7",
+        "evaluation.every_epochs=2",
+        "evaluation.batch=8",
+        "data.decode_threads=9",
+        "data.train=elsewhere.beton",
+        "data.val=elsewhere.beton",
+        "limits.patience=3",
+    ];
+    for entry in nothing {
+        assert_eq!(outdated(entry), Outdated::Nothing, "{entry}");
+    }
+    let loss = ["data.order=sequential", "augment.flip=0.0", "model.zero_init_gamma=true"];
+    for entry in loss {
+        assert_eq!(outdated(entry), Outdated::Loss, "{entry}");
+    }
+    let evaluations = [
+        "data.mean=[1.0, 2.0, 3.0]",
+        "loss.label_smoothing=0.1",
+        "evaluation.best=loss",
+        "evaluation.samples=8",
+        "train.resolution=64",
+    ];
+    for entry in evaluations {
+        assert_eq!(outdated(entry), Outdated::Evaluations, "{entry}");
+    }
+    let newer = saved_by_another_version(|recipe| recipe["train"]["warp"] = 9.into());
+    assert_eq!(same.outdates(&newer), Outdated::Evaluations, "what has changed is not known");
+    assert_eq!(same.outdates(&saved), Outdated::Nothing);
 }
 
 #[test]

@@ -16,7 +16,8 @@ pub struct Train {
     pub epochs: u32,
     /// Samples per step over all ranks, until the first phase; a multiple of `virtual_ranks` × `grad_accumulation`.
     pub global_batch: u32,
-    /// Side of the training images in pixels, until the first phase; 32..4096 (`linear`: from 1). Ignored for signals and texts.
+    /// Side of the training images in pixels, until the first phase; 32..4096 (`linear` and `program`: from 1). Ignored
+    /// for signals and texts.
     #[serde(default = "resolution")]
     pub resolution: u32,
     /// Number of parts of every global batch, independent of the number of ranks: a power of two up to 4096. It is also

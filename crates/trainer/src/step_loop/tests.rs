@@ -2,7 +2,7 @@ use std::path::Path;
 
 use baton_data::InputType;
 use baton_job::message::{Commit, Rollback, SaveProblem};
-use baton_recipe::Epoch;
+use baton_recipe::{Epoch, guard::LossWatch, progress::Progress};
 use object_store::{
     memory::InMemory,
     throttle::{ThrottleConfig, ThrottledStore},
@@ -318,6 +318,94 @@ fn checkpoint_of_another_recipe_is_refused_with_the_difference_unless_changes_ar
     assert!(refused.contains("must keep its shape"), "{refused}");
 }
 
+/// The position at which training began.
+fn started(reports: &[RankReport]) -> &Progress {
+    let found = reports.iter().find_map(|report| match report {
+        RankReport::Started { progress, .. } => Some(progress),
+        _ => None,
+    });
+    found.unwrap()
+}
+
+/// Steps and numbers of samples of all evaluations.
+fn evaluations(reports: &[RankReport]) -> Vec<(Step, u64)> {
+    let evaluated = reports.iter().filter_map(|report| match report {
+        RankReport::Evaluated { step, accuracy, .. } => Some((*step, accuracy.samples)),
+        _ => None,
+    });
+    evaluated.collect()
+}
+
+#[test]
+fn only_results_that_can_be_compared_count_after_an_allowed_change() {
+    let folder = tempfile::tempdir().unwrap();
+    let location = folder.path().to_str().unwrap();
+    let store = || Store::open(location).unwrap();
+    let keep = "checkpoint.keep_last=99";
+    run_alone(&mut trainer_with(location, &[keep]), Generation(1), &Restore::default()).0.unwrap();
+    let name = "step-0000000004-gen-000001";
+    let saved = store().manifest(name).unwrap().progress;
+    assert!(saved.best.is_some() && saved.first_score.is_some(), "{saved:?}");
+    assert_ne!(saved.watch, LossWatch::default());
+
+    let resume = |generation: u64, change: &str| {
+        let restore = Restore {
+            not_before: Generation(generation),
+            path: Some(name.to_owned()),
+            allow_recipe_change: true,
+            ..Restore::default()
+        };
+        let mut trainer = trainer_of(another_job(), store(), &[keep, "train.epochs=2", change]);
+        let (ended, reports) = run_alone(&mut trainer, Generation(generation), &restore);
+        assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+        reports
+    };
+    let reports = resume(2, "schedule={ kind='constant', lr=0.2 }");
+    assert_eq!(*started(&reports), saved);
+    assert_eq!(evaluations(&reports), [(Step(8), 360)]);
+
+    let reports = resume(3, &format!("data.train='{}'", digits("train")));
+    assert_eq!(*started(&reports), Progress { watch: LossWatch::default(), ..saved.clone() });
+
+    let reports = resume(4, &format!("data.val='{}'", digits("train")));
+    let anew = Progress { step: Step(4), epoch: Epoch(1), ..Progress::default() };
+    assert_eq!(*started(&reports), anew);
+    // Before it trains, the state is evaluated on the other data.
+    assert_eq!(evaluations(&reports), [(Step(4), 1437), (Step(8), 1437)]);
+    assert_eq!(store().manifest(name).unwrap().progress, saved, "it keeps its own evaluation");
+    let own = store().manifest("step-0000000004-gen-000004").unwrap().progress;
+    assert_eq!(own.last_evaluation.unwrap().samples, 1437);
+}
+
+#[test]
+fn an_epoch_that_a_change_made_shorter_than_its_cursor_ends_without_an_empty_update() {
+    let folder = tempfile::tempdir().unwrap();
+    let location = folder.path().to_str().unwrap();
+    let saves = ["checkpoint.every_steps=3", "checkpoint.keep_last=99"];
+    run_alone(&mut trainer_with(location, &saves), Generation(1), &Restore::default()).0.unwrap();
+
+    let restore = Restore {
+        not_before: Generation(2),
+        path: Some("step-0000000003-gen-000001".to_owned()),
+        allow_recipe_change: true,
+        ..Restore::default()
+    };
+    // 270 samples of the epoch are used; now it has one batch of 260.
+    let larger = ["train.epochs=2", "train.global_batch=260", "checkpoint.keep_last=99"];
+    let store = Store::open(location).unwrap();
+    let mut trainer = trainer_of(another_job(), store, &larger);
+    let (ended, reports) = run_alone(&mut trainer, Generation(2), &restore);
+    assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+    let Progress { step, epoch, cursor, .. } = started(&reports);
+    assert_eq!((*step, *epoch, *cursor), (Step(3), Epoch(1), 0));
+    assert_eq!(evaluations(&reports), [(Step(3), 360), (Step(4), 360)]);
+    let steps: Vec<Step> = committed(&reports).iter().map(|commit| commit.step).collect();
+    assert_eq!(steps, [Step(3), Step(4)]);
+    let manifest = Store::open(location).unwrap().manifest("step-0000000003-gen-000002").unwrap();
+    assert_eq!((manifest.progress.epoch, manifest.progress.cursor), (Epoch(1), 0));
+    assert_eq!(manifest.progress.evaluated, Some(Epoch(1)));
+}
+
 /// Two epochs; in the second the learning rate rises so far that the loss overflows.
 const EXPLODING: [&str; 3] = [
     "train.epochs=3",
@@ -373,6 +461,48 @@ fn a_batch_named_by_a_rollback_and_the_one_before_are_skipped() {
     assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
     assert_eq!(trainer.step(), Some(Step(6)));
     assert_eq!(trainer.position.progress.epoch, Epoch(2));
+}
+
+#[test]
+fn rollbacks_apply_to_a_checkpoint_of_another_store_whose_generation_is_higher() {
+    let [other, own] = [(), ()].map(|()| tempfile::tempdir().unwrap());
+    let location = other.path().to_str().unwrap();
+    let overrides = ["train.epochs=2", "checkpoint.keep_last=99"];
+    let mut trainer = trainer_with(location, &overrides);
+    run_alone(&mut trainer, Generation(5), &Restore::default()).0.unwrap();
+
+    let name = "step-0000000004-gen-000005";
+    let batch = BatchMark { epoch: Epoch(1), cursor: 180 };
+    let rollback = |generation: u64, skip: Option<BatchMark>| Rollback {
+        generation: Generation(generation),
+        before: Step(5),
+        skip,
+    };
+    let restore = Restore {
+        not_before: Generation(1),
+        path: Some(format!("{location}/{name}")),
+        rollbacks: vec![rollback(2, None), rollback(3, Some(batch))],
+        ..Restore::default()
+    };
+    let mut trainer = trainer_with(own.path().to_str().unwrap(), &overrides);
+    let (ended, reports) = run_alone(&mut trainer, Generation(3), &restore);
+    assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+    let progress = started(&reports);
+    assert_eq!((progress.step, progress.lr_cuts), (Step(4), 1));
+    assert_eq!(progress.skips, [BatchMark { epoch: Epoch(1), cursor: 90 }, batch]);
+    assert_eq!(trainer.step(), Some(Step(6)), "two of four batches are skipped");
+
+    // In one store generations are unique: the checkpoint contains the rollbacks up to its own.
+    let restore = Restore {
+        not_before: Generation(6),
+        path: Some(name.to_owned()),
+        rollbacks: vec![rollback(5, None), rollback(7, None)],
+        ..Restore::default()
+    };
+    let mut trainer = trainer_with(location, &overrides);
+    let (ended, reports) = run_alone(&mut trainer, Generation(7), &restore);
+    assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+    assert_eq!(started(&reports).lr_cuts, 1);
 }
 
 #[test]

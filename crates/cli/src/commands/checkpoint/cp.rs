@@ -61,7 +61,7 @@ fn copy(source: &str, destination: &str) -> Result<(json::CopiedCheckpoint, Vec<
         )));
     }
     let from = open(&location)?;
-    let (manifest, skipped) = pick_and_skip(&from, &StoreUser::Any, name.as_deref())?;
+    let (manifest, skipped) = pick_and_skip(&from, &StoreUser::Any, &[], name.as_deref())?;
     let to = Store::open(destination).map_err(store_failure)?;
     let bar = bar(BYTES, manifest.all_bytes());
     let copied = from.copy_to(&manifest, &to, &|bytes| bar.inc(bytes));

@@ -72,12 +72,14 @@ struct Side {
 impl Side {
     /// Opens a checkpoint; `folder` is used if the reference has no location.
     fn open(reference: Reference, folder: Option<&FoundFolder>) -> Result<Self, Failure> {
-        let (location, user) = match (&reference.location, folder) {
-            (None, Some(found)) => (found.location.as_str(), &found.user),
-            (location, _) => (location.as_deref().unwrap_or_default(), &StoreUser::Any),
+        let (location, user, rollbacks) = match (&reference.location, folder) {
+            (None, Some(found)) => (&*found.location, &found.user, &*found.rollbacks),
+            (location, _) => {
+                (location.as_deref().unwrap_or_default(), &StoreUser::Any, [].as_slice())
+            }
         };
         let store = open(location)?;
-        let manifest = pick(&store, user, reference.name.as_deref())?;
+        let manifest = pick(&store, user, rollbacks, reference.name.as_deref())?;
         Ok(Self { store, manifest })
     }
 

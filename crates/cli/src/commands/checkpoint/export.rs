@@ -170,13 +170,14 @@ fn target(args: &Args) -> Result<ExportTarget, Failure> {
 
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
     let target = target(&args)?;
-    let FoundFolder { location, user, .. } = args.folder.find().await?;
+    let FoundFolder { location, user, rollbacks, .. } = args.folder.find().await?;
     let float = args.dtype.float();
     let weights = if args.ema { Weights::Averaged } else { Weights::Raw };
     let (path, format) = (target.path().display().to_string(), target.format());
     let (manifest, damaged, bytes) = with_store(location, move |store| {
         let attempt = || {
-            let (manifest, damaged) = pick_and_skip(store, &user, args.name.as_deref())?;
+            let name = args.name.as_deref();
+            let (manifest, damaged) = pick_and_skip(store, &user, &rollbacks, name)?;
             let bytes = target.write(float, store, &manifest, weights)?;
             Ok((manifest, damaged, bytes))
         };

@@ -9,9 +9,14 @@ use std::{
 use baton_checkpoint::{
     CheckpointReference, Claimant, Entry, EntryState, Error, Manifest, SaveId, Store,
 };
-use baton_job::{Generation, JobId, exit::Failure};
+use baton_job::{
+    Generation, JobId,
+    exit::Failure,
+    message::{Restore, Rollback},
+};
 use baton_proto::v1::GetStatusResponse;
-use serde_json::Value;
+use baton_recipe::Step;
+use serde::Deserialize;
 
 use crate::{
     connect::{self, Coordinator, CoordinatorFlags},
@@ -29,28 +34,35 @@ pub(super) struct FolderFlags {
 }
 
 impl FolderFlags {
-    /// The folder: the one given, or else the one reported by a coordinator, or else the one in the given run folder,
-    /// or else the one in the newest run folder. Names repeat between jobs, so a coordinator that the user has named,
-    /// or one that refuses, is never replaced by a folder.
+    /// The folder: the one given, or else the one reported by a coordinator, or else the given store or the one of the
+    /// given run folder, or else the one of the newest run folder. Names repeat between jobs, so a place that the user
+    /// has named, or a coordinator that refuses, is never replaced by another folder.
     pub(super) async fn find(&self) -> Result<FoundFolder, Failure> {
         if let Some(dir) = &self.dir {
-            return Ok(FoundFolder { location: dir.clone(), user: StoreUser::Any, status: None });
+            return Ok(FoundFolder::at(dir));
         }
         if let Some(status) = self.status().await? {
             let location = status.checkpoint_location.clone();
             let user = status.job_id.parse().map_or(StoreUser::Any, |id| StoreUser::Job(JobId(id)));
-            return Ok(FoundFolder { location, user, status: Some(status) });
+            let rollbacks = status.incidents.iter().filter_map(|incident| incident.rollback);
+            let rollbacks = rollbacks.map(Rollback::from).collect();
+            return Ok(FoundFolder { location, user, rollbacks, is_served: true });
+        }
+        if let Some(store) = &self.target.store {
+            return Ok(FoundFolder::at(store));
         }
         let run = self.target.run_dir.clone().or_else(newest_run);
         let run = run.unwrap_or_else(|| Path::new(connect::RUNS).join("*"));
-        let location = location_of(&run).ok_or_else(|| {
+        let report = SavedReport::read(&run);
+        let location = location_of(&run, report.as_ref()).ok_or_else(|| {
             failed(format!(
                 "no coordinator answers, and there is no {}: give the folder of the checkpoints with --dir",
                 run.join(CHECKPOINTS).display()
             ))
         })?;
         let user = StoreUser::RunFolder(path::absolute(&run).unwrap_or(run).display().to_string());
-        Ok(FoundFolder { location, user, status: None })
+        let rollbacks = report.map(SavedReport::rollbacks).unwrap_or_default();
+        Ok(FoundFolder { location, user, rollbacks, is_served: false })
     }
 
     /// The coordinator's status, if there is a coordinator with a job.
@@ -78,8 +90,18 @@ pub(super) struct FoundFolder {
     pub(super) location: String,
     /// Whose checkpoints are meant.
     pub(super) user: StoreUser,
-    /// If a coordinator was asked.
-    pub(super) status: Option<GetStatusResponse>,
+    /// Those of the job, as its coordinator or the report in its run folder says: they invalidate checkpoints.
+    pub(super) rollbacks: Vec<Rollback>,
+    /// Whether a coordinator has said where it is.
+    pub(super) is_served: bool,
+}
+
+impl FoundFolder {
+    /// A place that the user has named.
+    fn at(location: &str) -> Self {
+        let (location, rollbacks) = (location.to_owned(), Vec::new());
+        Self { location, user: StoreUser::Any, rollbacks, is_served: false }
+    }
 }
 
 /// Whose checkpoints a command is about.
@@ -140,14 +162,64 @@ fn newest_run() -> Option<PathBuf> {
     found.parent().map(Path::to_owned)
 }
 
-/// Where the checkpoints of a run folder are: in it, or where its report says; `None` if it has neither.
-fn location_of(run: &Path) -> Option<String> {
+/// What this module reads of the report that an ended job leaves in its run folder.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct SavedReport {
+    status: SavedStatus,
+    recipe_toml: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct SavedStatus {
+    checkpoint_location: String,
+    divergences: Vec<SavedDivergence>,
+}
+
+#[derive(Debug, Deserialize)]
+struct SavedDivergence {
+    rollback: Option<SavedRollback>,
+}
+
+#[derive(Debug, Deserialize)]
+struct SavedRollback {
+    generation: u64,
+    before: u64,
+}
+
+impl SavedReport {
+    fn read(run: &Path) -> Option<Self> {
+        serde_json::from_slice(&fs::read(run.join("report.json")).ok()?).ok()
+    }
+
+    /// Whether the recipe puts the checkpoints into a folder or a bucket of their own.
+    fn is_elsewhere(&self) -> bool {
+        let recipe: toml::Table = self.recipe_toml.parse().unwrap_or_default();
+        let dir = recipe.get("checkpoint").and_then(|checkpoint| checkpoint.get("dir"));
+        dir.and_then(toml::Value::as_str).is_some_and(|dir| !dir.is_empty())
+    }
+
+    fn rollbacks(self) -> Vec<Rollback> {
+        let rollbacks = self.status.divergences.into_iter().filter_map(|found| found.rollback);
+        let rollback = |SavedRollback { generation, before }| Rollback {
+            generation: Generation(generation),
+            before: Step(before),
+            skip: None,
+        };
+        rollbacks.map(rollback).collect()
+    }
+}
+
+/// Where the checkpoints of a run folder are: where its report says, if the recipe put them elsewhere, or else in it, as
+/// it may have been moved since; `None` if it has neither.
+fn location_of(run: &Path, report: Option<&SavedReport>) -> Option<String> {
     let in_run = run.join(CHECKPOINTS);
-    if in_run.is_dir() {
+    if in_run.is_dir() && !report.is_some_and(SavedReport::is_elsewhere) {
         return Some(in_run.display().to_string());
     }
-    let report: Value = serde_json::from_slice(&fs::read(run.join("report.json")).ok()?).ok()?;
-    report["status"]["checkpoint_location"].as_str().map(str::to_owned)
+    let location = report?.status.checkpoint_location.clone();
+    Some(location).filter(|location| !location.is_empty())
 }
 
 /// Runs `work` with the store at `location` on a thread for blocking calls.
@@ -238,19 +310,22 @@ pub(super) fn complete_manifest(entry: &Entry) -> Result<&Manifest, Failure> {
     }
 }
 
-/// The checkpoint called `name`, or the newest complete one of the user. It is an error if the newest one is from a newer Baton.
+/// The checkpoint called `name`, or the newest complete one of the user that no rollback has invalidated. It is an error
+/// if the newest one is from a newer Baton.
 pub(super) fn pick(
     store: &Store,
     user: &StoreUser,
+    rollbacks: &[Rollback],
     name: Option<&str>,
 ) -> Result<Manifest, Failure> {
-    pick_and_skip(store, user, name).map(|(manifest, _)| manifest)
+    pick_and_skip(store, user, rollbacks, name).map(|(manifest, _)| manifest)
 }
 
 /// Like [`pick`], also with the damaged checkpoints that are newer than the picked one, if no name was given.
 pub(super) fn pick_and_skip(
     store: &Store,
     user: &StoreUser,
+    rollbacks: &[Rollback],
     name: Option<&str>,
 ) -> Result<(Manifest, Vec<String>), Failure> {
     let entries = store.list().map_err(store_failure)?;
@@ -258,8 +333,10 @@ pub(super) fn pick_and_skip(
         let manifest = complete_manifest(named(&entries, name, store.location())?)?;
         return Ok((manifest.clone(), Vec::new()));
     }
+    let restore = Restore { rollbacks: rollbacks.to_vec(), ..Restore::default() };
+    let is_valid = |id: SaveId| restore.invalidated_by(id.generation, id.step).is_none();
     let mut damaged = Vec::new();
-    for entry in &user.own(store, entries)? {
+    for entry in user.own(store, entries)?.iter().filter(|entry| is_valid(entry.id)) {
         match &entry.state {
             EntryState::Complete(_) | EntryState::Newer(_) => {
                 return Ok((complete_manifest(entry)?.clone(), damaged));
@@ -329,11 +406,11 @@ mod tests {
     #[test]
     fn without_a_complete_checkpoint_the_damaged_one_is_named() {
         let sample = samples::store();
-        assert!(pick(&sample.store, &StoreUser::Any, None).unwrap_err().class.is_retriable());
+        assert!(pick(&sample.store, &StoreUser::Any, &[], None).unwrap_err().class.is_retriable());
         let name = Sample::default().save(&sample.store).name();
         let manifest = sample.folder.path().join(&name).join("manifest.json");
         fs::write(manifest, "{").unwrap();
-        let failure = pick(&sample.store, &StoreUser::Any, None).unwrap_err();
+        let failure = pick(&sample.store, &StoreUser::Any, &[], None).unwrap_err();
         assert!(!failure.class.is_retriable());
         assert!(failure.message.contains(&format!("damaged: {name} (")), "{failure}");
     }
@@ -349,20 +426,21 @@ mod tests {
                 recipe: String::new(),
                 host: String::new(),
                 run_dir: run.to_owned(),
+                not_before: None,
             };
             sample.store.claim(Generation(number), &claimant).unwrap();
             let job = number.into();
             Sample { generation: number, job, ..Sample::default() }.save(&sample.store);
         }
         let of = |run: &str| {
-            let picked = pick(&sample.store, &StoreUser::RunFolder(run.to_owned()), None);
+            let picked = pick(&sample.store, &StoreUser::RunFolder(run.to_owned()), &[], None);
             picked.map(|manifest| manifest.generation.0).map_err(|failure| failure.message)
         };
         // A folder that was moved is not known.
         assert_eq!(["/runs/a", "/runs/b", "/runs/c"].map(of), [Ok(1), Ok(2), Ok(2)]);
         let job = StoreUser::Job(JobId(uuid::Uuid::from_u128(1)));
-        assert_eq!(pick(&sample.store, &job, None).unwrap().generation.0, 1);
-        assert_eq!(pick(&sample.store, &StoreUser::Any, None).unwrap().generation.0, 2);
+        assert_eq!(pick(&sample.store, &job, &[], None).unwrap().generation.0, 1);
+        assert_eq!(pick(&sample.store, &StoreUser::Any, &[], None).unwrap().generation.0, 2);
 
         let damaged = sample.folder.path().join("step-0000000088-gen-000001/manifest.json");
         fs::write(damaged, "{").unwrap();
@@ -372,13 +450,49 @@ mod tests {
     #[test]
     fn a_run_whose_checkpoints_are_elsewhere_says_where() {
         let run = tempfile::tempdir().unwrap();
-        assert_eq!(location_of(run.path()), None);
-        let report = r#"{"status": {"checkpoint_location": "s3://bucket/run"}}"#;
-        fs::write(run.path().join("report.json"), report).unwrap();
-        assert_eq!(location_of(run.path()).as_deref(), Some("s3://bucket/run"));
+        let location = || location_of(run.path(), SavedReport::read(run.path()).as_ref());
+        assert_eq!(location(), None);
+        let reported = |dir: &str| {
+            let recipe_toml = format!("name = \"a\"\n[checkpoint]\ndir = \"{dir}\"\n");
+            let status = serde_json::json!({"checkpoint_location": "s3://bucket/run", "divergences": [
+                {"rollback": null}, {"rollback": {"generation": 3, "before": 70, "remedy": "lower_lr"}}]});
+            let report = serde_json::json!({"status": status, "recipe_toml": recipe_toml});
+            fs::write(run.path().join("report.json"), report.to_string()).unwrap();
+        };
+        reported("");
+        assert_eq!(location().as_deref(), Some("s3://bucket/run"));
         // The run folder may have been moved since.
         fs::create_dir(run.path().join(CHECKPOINTS)).unwrap();
-        assert!(location_of(run.path()).unwrap().ends_with("/checkpoints"));
+        assert!(location().unwrap().ends_with("/checkpoints"));
+        // The job was moved to another store since.
+        reported("s3://bucket/run");
+        assert_eq!(location().as_deref(), Some("s3://bucket/run"));
+
+        let rollbacks = SavedReport::read(run.path()).unwrap().rollbacks();
+        let expected = Rollback { generation: Generation(3), before: Step(70), skip: None };
+        assert_eq!(rollbacks, [expected]);
+    }
+
+    #[test]
+    fn a_store_that_is_named_is_never_replaced_by_the_folder_of_a_run() {
+        let sample = samples::run();
+        let target =
+            CoordinatorFlags { store: Some(sample.location()), ..CoordinatorFlags::default() };
+        let flags = FolderFlags { dir: None, target };
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let found = runtime.block_on(flags.find()).unwrap();
+        assert_eq!(found.location, sample.location());
+    }
+
+    #[test]
+    fn a_checkpoint_that_a_rollback_invalidated_is_not_the_newest() {
+        let sample = samples::run();
+        let newest = |rollbacks: &[Rollback]| {
+            pick(&sample.store, &StoreUser::Any, rollbacks, None).unwrap().step
+        };
+        assert_eq!(newest(&[]), Step(110));
+        let rollback = Rollback { generation: Generation(3), before: Step(70), skip: None };
+        assert_eq!(newest(&[rollback]), Step(66));
     }
 
     const NAME: &str = "step-0000000440-gen-000003";

@@ -6,7 +6,6 @@ use baton_job::{
     exit::Failure,
     message::{Restore, Rollback},
 };
-use baton_proto::v1::GetStatusResponse;
 use serde::Deserialize;
 
 use super::folder::store_failure;
@@ -33,7 +32,13 @@ pub(super) fn listed(
 ) -> Result<(Vec<Entry>, Retention), Failure> {
     let entries = store.list().map_err(store_failure)?;
     let fence = store.fence().map_err(store_failure)?;
-    let retention = retention(&entries, fence, rollbacks);
+    let newest = entries.iter().find_map(|entry| entry.state.manifest());
+    let claimant = match newest {
+        Some(newest) => store.claimant(newest.generation).map_err(store_failure)?,
+        None => None,
+    };
+    let begun = claimant.and_then(|claimant| claimant.not_before);
+    let retention = retention(&entries, begun, fence, rollbacks);
     Ok((entries, retention))
 }
 
@@ -47,24 +52,24 @@ pub(super) fn with_decisions(
     Ok(entries.into_iter().zip(decisions).collect())
 }
 
-/// The rollbacks that a coordinator has reported.
-pub(super) fn rollbacks(status: Option<&GetStatusResponse>) -> Vec<Rollback> {
-    let incidents = status.map(|status| status.incidents.as_slice()).unwrap_or_default();
-    incidents.iter().filter_map(|incident| incident.rollback).map(Rollback::from).collect()
-}
-
-/// The retention rule by the recipe of the newest complete checkpoint. Its run is assumed to have written all
-/// checkpoints of the same job, because a checkpoint does not record whether the job took over those of another job.
-fn retention(entries: &[Entry], fence: Generation, rollbacks: &[Rollback]) -> Retention {
+/// The retention rule by the recipe of the newest complete checkpoint, whose run removes nothing older than `begun`. If
+/// that is not known, as of a copied checkpoint, it is assumed to have written all checkpoints of the same job only.
+fn retention(
+    entries: &[Entry],
+    begun: Option<Generation>,
+    fence: Generation,
+    rollbacks: &[Rollback],
+) -> Retention {
     let complete = || entries.iter().filter_map(|entry| entry.state.manifest());
     let newest = complete().next();
     let recipe =
         newest.and_then(|newest| serde_json::from_str::<RetentionRecipe>(&newest.recipe).ok());
     let RetentionSettings { keep_last, keep_best, keep_every_epochs } =
         recipe.unwrap_or_default().checkpoint;
-    let of_run =
+    let of_job =
         complete().filter(|manifest| newest.is_some_and(|newest| newest.job == manifest.job));
-    let not_before = of_run.map(|manifest| manifest.generation).min().unwrap_or(Generation(0));
+    let first_of_job = || of_job.map(|manifest| manifest.generation).min().unwrap_or_default();
+    let not_before = begun.unwrap_or_else(first_of_job);
     let rollbacks = rollbacks.to_vec();
     Retention {
         keep_last,

@@ -13,7 +13,7 @@ use comfy_table::{Table, presets};
 
 use super::{
     folder::{FolderFlags, FoundFolder, with_store},
-    keeping::{rollbacks, with_decisions},
+    keeping::with_decisions,
 };
 use crate::{connect::Coordinator, human, json, output, render};
 
@@ -51,15 +51,14 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
 }
 
 async fn list(folder: &FolderFlags) -> Result<Vec<json::ListedCheckpoint>, Failure> {
-    let FoundFolder { location, status, .. } = folder.find().await?;
-    let rollbacks = rollbacks(status.as_ref());
+    let FoundFolder { location, rollbacks, is_served, .. } = folder.find().await?;
     let with_decisions = with_store(location, move |store| with_decisions(store, &rollbacks)).await;
-    match (with_decisions, status) {
-        (Ok(with_decisions), _) => {
+    match with_decisions {
+        Ok(with_decisions) => {
             Ok(with_decisions.iter().map(|(entry, decision)| row(entry, decision)).collect())
         }
         // The folder may exist only on the coordinator's machine.
-        (Err(unreachable), Some(_)) => {
+        Err(unreachable) if is_served => {
             let entries = match Coordinator::find(&folder.target) {
                 Ok(mut coordinator) => coordinator.checkpoints().await,
                 Err(_) => return Err(unreachable),
@@ -67,7 +66,7 @@ async fn list(folder: &FolderFlags) -> Result<Vec<json::ListedCheckpoint>, Failu
             let entries = entries.map_err(|_| unreachable)?;
             Ok(entries.iter().map(json::ListedCheckpoint::from).collect())
         }
-        (Err(error), None) => Err(error),
+        Err(error) => Err(error),
     }
 }
 

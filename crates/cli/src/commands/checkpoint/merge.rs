@@ -62,10 +62,15 @@ pub(crate) struct Args {
 }
 
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
-    let FoundFolder { location, user, .. } = args.folder.find().await?;
+    let FoundFolder { location, user, rollbacks, .. } = args.folder.find().await?;
     let (merged, damaged, is_json) = with_store(location, move |store| {
-        let (manifest, damaged) = pick_and_skip(store, &user, args.name.as_deref())?;
-        Ok((merge(store, &manifest, &args)?, damaged, args.json))
+        let attempt = || {
+            let name = args.name.as_deref();
+            let (manifest, damaged) = pick_and_skip(store, &user, &rollbacks, name)?;
+            Ok((merge(store, &manifest, &args)?, damaged, args.json))
+        };
+        // A job may remove the newest checkpoint meanwhile, after a newer one is there.
+        attempt().or_else(|failure| if args.name.is_none() { attempt() } else { Err(failure) })
     })
     .await?;
     json::print(is_json, &merged, |merged| {

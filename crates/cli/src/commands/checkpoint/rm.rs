@@ -5,7 +5,7 @@ use baton_job::{exit::Failure, message::Rollback};
 
 use super::{
     folder::{FolderFlags, FoundFolder, named, store_failure, with_store},
-    keeping::{listed, rollbacks},
+    keeping::listed,
 };
 use crate::{failure::bad_input, human, json, output};
 
@@ -41,8 +41,7 @@ pub(crate) struct Args {
 }
 
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
-    let FoundFolder { location, status, .. } = args.folder.find().await?;
-    let rollbacks = rollbacks(status.as_ref());
+    let FoundFolder { location, rollbacks, .. } = args.folder.find().await?;
     let removed = with_store(location, move |store| {
         let chosen = choose(store, &args.names, args.force, &rollbacks)?;
         if !args.yes {

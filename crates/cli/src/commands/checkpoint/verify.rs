@@ -26,7 +26,7 @@ Examples:
   baton checkpoint verify step-0000000440-gen-000003
   baton checkpoint verify --dir s3://bucket/job --jobs 4 --json
 
-An unfinished save does not count as damaged. Exit codes: 0 no damage, 2 some are damaged, or written by a \
+An unfinished save does not count as damaged, nor does a checkpoint that its job removes meanwhile. Exit codes: 0 no damage, 2 some are damaged, or written by a \
 newer Baton and unreadable for this one.")]
 pub(crate) struct Args {
     #[command(flatten)]
@@ -101,6 +101,8 @@ fn finding(
         EntryState::Complete(_) => match outcome() {
             None | Some(Ok(())) => ("complete", None),
             Some(Err(Error::Damaged { problem, .. })) => ("damaged", Some(problem)),
+            // By the job that writes the others.
+            Some(Err(Error::Missing { .. })) => ("removed", None),
             // A file that cannot be read now may still be intact.
             Some(Err(error)) => return Err(store_failure(error)),
         },
@@ -120,6 +122,7 @@ fn text(verified: &json::VerifiedCheckpoint) -> String {
     match (problem, files.zip(*bytes)) {
         (Some(problem), _) if *state == "newer" => format!("{name}: {problem}"),
         (Some(problem), _) => format!("{name}: {state}: {problem}"),
+        (None, _) if *state == "removed" => format!("{name}: was removed while it was read"),
         (None, Some((files, bytes))) => {
             let (bytes, files) = (human::bytes(bytes), human::count(files, "file"));
             format!("{name}: {state}: {bytes} in {files} match their digests")

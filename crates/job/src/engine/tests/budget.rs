@@ -204,7 +204,7 @@ fn ranks_that_were_drained_by_the_budget_without_the_coordinator_have_reached_th
 #[test]
 fn the_limit_that_is_reached_first_applies() {
     let limits = ["limits.max_hours=9", "limits.max_dollars=10", "limits.dollars_per_hour=4"];
-    let limit = |spec: &JobSpec| training_with(spec).status().spending.limit.unwrap();
+    let limit = |spec: &JobSpec| training_with(spec).status().spending.budget.limit().unwrap();
     assert_eq!(limit(&spec_with(&limits)), Duration::from_secs(9_000));
 
     let spec = spec_with(&[&["limits.max_hours=1"], &limits[1..]].concat());
@@ -238,9 +238,163 @@ fn the_projected_cost_of_the_job_is_shown_while_it_trains() {
     let status = engine.status();
 
     assert_eq!(status.eta_seconds(), Some(HOUR));
-    assert_eq!(status.spending.dollars(Duration::from_secs(3_600)), Some(4.0));
+    assert_eq!(status.spending.budget.dollars_for(Duration::from_secs(3_600)), Some(4.0));
     assert_eq!(status.projected_dollars(at(HOUR)), Some(8.0));
-    assert_eq!(training(&[1]).status().spending.dollars(Duration::from_secs(3_600)), None);
+    let unpriced = training(&[1]).status().spending.budget;
+    assert_eq!(unpriced.dollars_for(Duration::from_secs(3_600)), None);
+}
+
+// ---- another price ----
+
+fn of_100_dollars(price: f64) -> JobSpec {
+    spec_with(&["limits.max_dollars=100", &format!("limits.dollars_per_hour={price}")])
+}
+
+fn persisted(actions: Vec<Action>) -> Vec<Record> {
+    let record = |action: Action| match action {
+        Action::Persist(record) => Some(record),
+        _ => None,
+    };
+    actions.into_iter().filter_map(record).collect()
+}
+
+fn dollars(engine: &Engine, now: Time) -> Option<f64> {
+    let spending = engine.status().spending;
+    spending.budget.dollars_at(spending.meter.read(now))
+}
+
+const PAID_90_DOLLARS: Record = Record::Paid { time: Duration::from_secs(40_500), dollars: 90.0 };
+
+/// The records of a job that was drained after 11.25 hours at 8 dollars.
+fn drained_after_90_dollars() -> Vec<Record> {
+    let mut engine = training_with(&of_100_dollars(8.0));
+    drain(&mut engine, at(11.25 * HOUR));
+    let generation = engine.lifecycle.generation;
+    let last = rank_event(&engine, generation, 0, done(drained(), "d"));
+    let mut records = vec![opened(1, vec![placement(0, 0, 0)])];
+    records.extend(persisted(engine.drive(at(11.25 * HOUR), last)));
+    records
+}
+
+/// The job goes on at another price, with a node from second 0 on.
+fn continued_at(price: f64) -> Engine {
+    let mut engine = replay_with(&of_100_dollars(price), &drained_after_90_dollars());
+    assert_eq!(tick(&mut engine, at(0.0)), []);
+    attach(&mut engine, at(0.0), 0, 1, None);
+    engine
+}
+
+#[test]
+fn the_journal_has_the_cost_of_the_hours() {
+    let expected = [PAID_90_DOLLARS, Record::Ended(drained())];
+    assert_eq!(&drained_after_90_dollars()[1..], &expected);
+    let text = r#"{"paid":{"time":{"secs":40500,"nanos":0},"dollars":90.0}}"#;
+    assert_eq!(serde_json::to_string(&PAID_90_DOLLARS).unwrap(), text);
+    assert_eq!(serde_json::from_str::<Record>(text).unwrap(), PAID_90_DOLLARS);
+}
+
+#[test]
+fn a_lower_price_buys_more_hours_with_what_is_left_only() {
+    let mut engine = continued_at(2.5);
+    let budget = engine.status().spending.budget;
+    assert_eq!(dollars(&engine, at(0.0)), Some(90.0));
+    assert_eq!(dollars(&engine, at(HOUR)), Some(92.5));
+    assert_eq!(budget.used(Duration::from_secs(40_500)), Some(0.9));
+    assert_eq!(budget.limit(), Some(Duration::from_secs(54_900)), "four hours more");
+    let [part, spent] = [5_490, 54_900].map(Duration::from_secs);
+    let lost = budget.dollars_of_part(part, spent).unwrap();
+    assert!((lost - 10.0).abs() < 1e-9, "a tenth of the hours is a tenth of the cost: {lost}");
+
+    assert_eq!(engine.accounting.wakes_at(), Some(at(2.0 * HOUR)), "80 % were used before");
+    let alert = "95 % of the budget is used up: 13.25 of 15.25 hours (95.00 of 100.00 dollars)";
+    assert_eq!(engine.accounting.alert(at(2.0 * HOUR)).as_deref(), Some(alert));
+    assert_eq!(engine.accounting.wakes_at(), Some(at(4.0 * HOUR)));
+    assert_eq!(engine.accounting.used_up(at(4.0 * HOUR - 1.0)), None);
+    let reason = "limits.max_dollars = 100 is reached, at 2.5 dollars per hour; raise it to resume";
+    assert_eq!(engine.accounting.used_up(at(4.0 * HOUR)).as_deref(), Some(reason));
+}
+
+#[test]
+fn a_higher_price_does_not_apply_to_the_hours_before() {
+    let engine = continued_at(10.0);
+    assert_eq!(dollars(&engine, at(0.0)), Some(90.0));
+    assert_eq!(dollars(&engine, at(HOUR)), Some(100.0));
+    let budget = engine.status().spending.budget;
+    assert_eq!(budget.limit(), Some(Duration::from_secs(44_100)), "one hour more");
+    assert_eq!(engine.accounting.wakes_at(), Some(at(0.5 * HOUR)), "95 dollars");
+}
+
+#[test]
+fn the_projected_cost_is_what_is_spent_and_the_rest_at_the_new_price() {
+    // An hour is left: two epochs of 100 batches of 36 samples, half an epoch done, 1.5 samples a second.
+    let latest = StepReport {
+        step_of_epoch: 50,
+        steps_per_epoch: 100,
+        global_batch: 36,
+        samples_per_second: 1.5,
+        ..StepReport::default()
+    };
+    let status = Status {
+        phase: PhaseName::Training,
+        epochs: 2,
+        latest: Some(latest),
+        ..continued_at(2.5).status()
+    };
+    assert_eq!(status.projected_dollars(at(HOUR)), Some(95.0));
+}
+
+#[test]
+fn a_limit_below_the_cost_so_far_ends_the_job_at_once() {
+    let spec = spec_with(&["limits.max_dollars=50", "limits.dollars_per_hour=2.5"]);
+    let mut engine = replay_with(&spec, &drained_after_90_dollars());
+
+    tick(&mut engine, at(0.0));
+
+    let reason = "limits.max_dollars = 50 is reached, at 2.5 dollars per hour; raise it to resume";
+    assert_eq!(engine.outcome(), Some(&Outcome::LimitReached { reason: reason.to_owned() }));
+    assert_eq!(engine.status().spending.budget.used(Duration::from_secs(40_500)), Some(1.8));
+}
+
+#[test]
+fn hours_that_an_older_version_recorded_without_cost_count_at_the_current_price() {
+    let text = r#"{"metered":{"secs":40500,"nanos":0}}"#;
+    let old: Record = serde_json::from_str(text).unwrap();
+    assert_eq!(old, Record::Metered(Duration::from_secs(40_500)));
+    let mut engine = replay_with(&of_100_dollars(2.5), std::slice::from_ref(&old));
+    attach(&mut engine, at(0.0), 0, 1, None);
+    assert_eq!(dollars(&engine, at(0.0)), Some(28.125));
+
+    let ended = persisted(engine.drive(at(HOUR), Event::Stop));
+
+    let paid = Record::Paid { time: Duration::from_secs(44_100), dollars: 30.625 };
+    assert!(ended.contains(&paid), "{ended:?}");
+    let engine = replay_with(&of_100_dollars(8.0), &[old, paid]);
+    assert_eq!(dollars(&engine, at(0.0)), Some(30.625), "from then on it is known");
+}
+
+#[test]
+fn another_recipe_continues_with_what_was_paid() {
+    let before = replay_with(&of_100_dollars(2.5), &drained_after_90_dollars());
+    let mut engine = Engine::continuing(&before, &of_100_dollars(2.5), origin(), at(0.0));
+    assert_eq!(dollars(&engine, at(0.0)), Some(90.0));
+    let records = persisted(engine.handle(at(0.0), Event::Tick));
+    let replayed = Engine::replay(&of_100_dollars(10.0), &records, at(0.0)).unwrap();
+    assert_eq!(dollars(&replayed, at(0.0)), Some(90.0));
+}
+
+#[test]
+fn hours_without_a_price_count_at_the_next_one() {
+    let unpriced = Record::Metered(Duration::from_secs(44_100));
+    let records = [drained_after_90_dollars(), vec![unpriced]].concat();
+    let before = replay_with(&two_hours(), &records);
+    assert_eq!(dollars(&before, at(0.0)), None);
+    let priced = replay_with(&of_100_dollars(4.0), &records);
+    assert_eq!(dollars(&priced, at(0.0)), Some(94.0));
+
+    let mut engine = Engine::continuing(&before, &two_hours(), origin(), at(0.0));
+    let records = persisted(engine.handle(at(0.0), Event::Tick));
+    let priced = Engine::replay(&of_100_dollars(4.0), &records, at(0.0)).unwrap();
+    assert_eq!(dollars(&priced, at(0.0)), Some(94.0));
 }
 
 // ---- alerts ----

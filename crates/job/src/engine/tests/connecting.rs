@@ -304,3 +304,31 @@ fn newcomers_whose_ranks_fail_do_not_end_the_job_of_the_others() {
     }
     assert_eq!(engine.lifecycle.failures, 0);
 }
+
+#[test]
+fn a_node_whose_processes_never_get_ready_is_quarantined_like_one_whose_ranks_die() {
+    let mut engine = training(&[1, 1]);
+    engine.policy.min_ranks = 1;
+    report(&mut engine, at(9.0), 0, stepped(70));
+    report(&mut engine, at(10.0), 1, crashed());
+    report(&mut engine, at(10.1), 0, ready(0, Some(70)));
+    // Its new process hangs.
+    let actions = engine.drive(at(30.0), Event::Tick);
+    assert_eq!(quarantines(&actions).len(), 1, "{actions:?}");
+    let until = engine.deadline().unwrap();
+    tick(&mut engine, until);
+    assert_eq!(placed(&engine), ["node0"]);
+}
+
+#[test]
+fn ranks_that_have_connected_may_restore_their_state_for_a_long_time() {
+    let mut engine = meeting(&[1, 1]);
+    for rank in [0, 1] {
+        report(&mut engine, at(2.0), rank, RankReport::Met);
+    }
+    let later = engine.deadline().unwrap();
+    assert!(later >= at(900.0), "{later:?}");
+    engine.drive(at(2.0 + 900.0), Event::Tick);
+    let cause = &causes(&engine)[0];
+    assert!(cause.contains("have not restored their state in 900 s"), "{cause}");
+}

@@ -183,6 +183,33 @@ fn a_collapse_has_no_batch_to_skip_and_invalidates_the_checkpoint_of_the_evaluat
 }
 
 #[test]
+fn a_collapse_that_ends_the_job_invalidates_its_checkpoint_for_the_next_start() {
+    let divergence = Divergence::AccuracyCollapsed { score: 0.1, best: 0.9 };
+    let mut last = incident(4, 40, None);
+    last.diagnosis.divergence = divergence;
+    let failure = Failure { class: Class::Diverged, message: "diverged".to_owned() };
+    let ended = Record::Ended(Outcome::Failed { failure });
+    let engine = replayed(&[opened(4, vec![placement(0, 0, 0)]), Record::Diverged(last), ended]);
+
+    assert!(engine.restore().invalidated_by(Generation(4), Step(40)).is_some());
+    assert!(engine.restore().invalidated_by(Generation(4), Step(39)).is_none());
+    assert!(engine.restore().invalidated_by(Generation(5), Step(40)).is_none());
+}
+
+#[test]
+fn a_job_with_another_recipe_does_not_resume_from_what_the_one_before_rolled_back() {
+    let mut before = training_since(30, &[]);
+    report(&mut before, at(10.0), 0, diverged(40));
+    let restore = Restore { allow_recipe_change: true, ..before.restore() };
+    let spec = spec_with(&[]);
+    let engine = Engine::continuing(&before, &spec, JobOrigin { restore, ..origin() }, at(11.0));
+
+    let Restore { rollbacks, invalidated, .. } = engine.restore();
+    // Nor does it change the learning rate of the new recipe.
+    assert_eq!((rollbacks, invalidated), (Vec::new(), vec![rollback(2, 41)]));
+}
+
+#[test]
 fn a_rollback_does_not_count_as_a_failed_generation() {
     let mut engine = training_since(30, &["guard.max_rollbacks=9", "cluster.restart_limit=0"]);
     for round in 0..9 {

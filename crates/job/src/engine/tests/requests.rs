@@ -221,3 +221,21 @@ fn every_request_in_every_phase_is_carried_out_or_refused() {
     }
     assert_eq!(found.lines().count(), TABLE.lines().count());
 }
+
+#[test]
+fn a_drain_while_the_nodes_are_too_few_saves_what_their_ranks_hold() {
+    let mut engine = training(&[1, 1]);
+    engine.policy.min_ranks = 2;
+    detach(&mut engine, at(10.0), 1);
+    let until = at(10.0).after(engine.policy.node_grace);
+    tick(&mut engine, until);
+    if engine.status().phase == PhaseName::Backoff {
+        let until = engine.deadline().unwrap();
+        tick(&mut engine, until);
+    }
+    assert_eq!(engine.status().phase, PhaseName::Gathering);
+
+    drain(&mut engine, at(60.0));
+
+    assert_eq!((engine.outcome(), placed(&engine)), (None, vec!["node0".to_owned()]));
+}

@@ -30,7 +30,8 @@ impl Invariant for ABudgetEndsTheJob {
             Fact::EngineMoved if !cluster.coordinator.job_is_over() => {
                 let drain = cluster.plan.spec.cluster.drain_seconds;
                 let most = spending
-                    .limit
+                    .budget
+                    .limit()
                     .map(|most| most.max(self.at_start) + Duration::from_secs_f64(drain));
                 match most.filter(|most| spent > *most && cluster.coordinator.engine.is_some()) {
                     Some(most) => {
@@ -40,7 +41,7 @@ impl Invariant for ABudgetEndsTheJob {
                 }
             }
             Fact::Persisted(Record::Ended(Outcome::LimitReached { reason })) => {
-                match spending.limit {
+                match spending.budget.limit() {
                     Some(most) if spent >= most => Ok(()),
                     most => Err(format!("{reason}, but {spent:?} of {most:?} are spent")),
                 }

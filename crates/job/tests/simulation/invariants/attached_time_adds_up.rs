@@ -24,7 +24,7 @@ impl Invariant for AttachedTimeAddsUp {
 
     fn check(&mut self, cluster: &Cluster, fact: &Fact) -> Result<(), String> {
         match fact {
-            Fact::Persisted(Record::Metered(spent)) => {
+            Fact::Persisted(Record::Metered(spent) | Record::Paid { time: spent, .. }) => {
                 if *spent < self.persisted {
                     return Err(format!("{spent:?} after {:?}", self.persisted));
                 }
@@ -34,7 +34,7 @@ impl Invariant for AttachedTimeAddsUp {
                 // A copy of the journal may lack the newest entry.
                 let metered =
                     cluster.coordinator.journal.iter().rev().find_map(|record| match record {
-                        Record::Metered(spent) => Some(*spent),
+                        Record::Metered(spent) | Record::Paid { time: spent, .. } => Some(*spent),
                         _ => None,
                     });
                 self.persisted = metered.unwrap_or_default();

@@ -2,7 +2,7 @@
 //! another try cannot help, has every valid step of its ranks in the store.
 
 use baton_job::{
-    engine::{PhaseName, RankState, RankStatus, Record},
+    engine::{RankState, RankStatus, Record},
     exit::{Class, Failure, Outcome},
 };
 
@@ -67,11 +67,9 @@ fn steps(cluster: &Cluster) -> impl Iterator<Item = u64> {
         let state = status.ranks.iter().find(is_it).map(|rank| rank.state);
         process.state_of == status.generation && state == Some(RankState::Meeting)
     };
-    // While ranks gather, they are too few.
     cluster
         .processes
         .iter()
-        .filter(|_| status.phase != PhaseName::Gathering)
         .filter(|process| process.is_healthy() && !process.ending)
         .filter(move |process| attached(cluster.agents[process.agent].node.clone()))
         .filter(move |process| !in_flight(process))

@@ -1,5 +1,5 @@
-use baton_checkpoint::NewerVersion;
-use baton_job::{Generation, message::Rollback};
+use baton_checkpoint::{Claimant, NewerVersion};
+use baton_job::{Generation, JobId, message::Rollback};
 use baton_proto::v1::CheckpointEntry;
 use baton_recipe::{
     Step,
@@ -56,6 +56,30 @@ fn checkpoints_invalidated_by_a_rollback_are_removed() {
             "newest",
         ]
     );
+}
+
+#[test]
+fn what_the_next_save_removes_is_known_from_the_run_and_not_guessed_from_the_job() {
+    let sample = samples::run();
+    let kept = || {
+        let listed = with_decisions(&sample.store, &[]).unwrap();
+        let (_, decision) = listed.iter().find(|(entry, _)| entry.id.generation.0 == 1).unwrap();
+        decision.to_string()
+    };
+    assert_eq!(kept(), "outside this run");
+    let claimant = Claimant {
+        owner: String::new(),
+        job: JobId(uuid::Uuid::from_u128(7)),
+        name: String::new(),
+        recipe: String::new(),
+        host: String::new(),
+        run_dir: String::new(),
+        not_before: Some(Generation(0)),
+    };
+    // The job went on with the checkpoints of another one, under a new id.
+    let fence = sample.folder.path().join("fences/000002");
+    std::fs::write(fence, serde_json::json!(claimant).to_string()).unwrap();
+    assert_eq!(kept(), "every 4 epochs");
 }
 
 #[test]
