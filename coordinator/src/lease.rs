@@ -4,7 +4,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
         mpsc::{self, RecvTimeoutError, Sender},
     },
     thread,
@@ -19,6 +19,9 @@ use tracing::{info, warn};
 /// How many renewals come between two looks for a newer lease.
 const RENEWALS_PER_LOOK: u64 = 4;
 
+/// The same for a lease that nobody renews: a person may have started another coordinator.
+const IDLE_TURNS_PER_LOOK: u64 = 10;
+
 /// The lease of this coordinator; clones refer to the same one.
 #[derive(Clone)]
 pub(crate) struct HeldLease(Arc<Holder>);
@@ -28,6 +31,8 @@ struct Holder {
     state: Mutex<LeaseState>,
     /// Whether it is to be renewed.
     renews: AtomicBool,
+    /// Number of times that it was not to be renewed.
+    idle_turns: AtomicU64,
     /// Wakes the thread that renews it.
     wake: Mutex<Option<Sender<()>>>,
     /// Held while the lease is taken or overwritten, so that the last word is the last and no wish to renew is missed.
@@ -68,7 +73,8 @@ impl HeldLease {
     fn of(store: Store, state: LeaseState) -> Self {
         let renews = AtomicBool::new(false);
         let (wake, writes) = (Mutex::default(), Mutex::default());
-        Self(Arc::new(Holder { store, state: Mutex::new(state), renews, wake, writes }))
+        let (state, idle_turns) = (Mutex::new(state), AtomicU64::new(0));
+        Self(Arc::new(Holder { store, state, renews, idle_turns, wake, writes }))
     }
 
     /// Takes the lease, or checks that it is still the newest one. Returns false if the store has lost it, or another folder
@@ -242,18 +248,27 @@ impl Holder {
         }
         let turn = self.writes.lock();
         let renewed = match &mut *self.state.lock() {
-            LeaseState::Held(lease)
-                if self.renews.load(Ordering::Relaxed) && !lease.released && !lease.over =>
-            {
+            LeaseState::Held(lease) if lease.released || lease.over => return Ok(()),
+            LeaseState::Held(lease) if self.renews.load(Ordering::Relaxed) => {
                 lease.renews = true;
                 lease.renewals += 1;
-                lease.clone()
+                Some(lease.clone())
             }
-            _ => return Ok(()),
+            LeaseState::Held(_) => None,
+            LeaseState::Free { .. } => return Ok(()),
         };
-        self.store.renew_lease(&renewed)?;
+        let looks = match renewed {
+            Some(renewed) => {
+                self.store.renew_lease(&renewed)?;
+                renewed.renewals.is_multiple_of(RENEWALS_PER_LOOK)
+            }
+            None => {
+                let turns = self.idle_turns.fetch_add(1, Ordering::Relaxed) + 1;
+                turns.is_multiple_of(IDLE_TURNS_PER_LOOK)
+            }
+        };
         drop(turn);
-        if renewed.renewals.is_multiple_of(RENEWALS_PER_LOOK) {
+        if looks {
             self.secure()?;
         }
         Ok(())
@@ -404,6 +419,17 @@ mod tests {
         held.start_renewals();
         store(&folder).take_lease(&CoordinatorLease { number: 2, ..of("b") }).unwrap();
         let learns = (0..RENEWALS_PER_LOOK).any(|_| held.0.renew().is_err());
+        assert!(learns);
+    }
+
+    #[test]
+    fn one_that_nobody_renews_learns_that_it_was_replaced_by_hand() {
+        let folder = tempfile::tempdir().unwrap();
+        let held = HeldLease::free(store(&folder), of("a"), Some(0));
+        held.secure().unwrap();
+        assert!((0..IDLE_TURNS_PER_LOOK).all(|_| held.0.renew().is_ok()));
+        store(&folder).take_lease(&CoordinatorLease { number: 2, ..of("b") }).unwrap();
+        let learns = (0..IDLE_TURNS_PER_LOOK).any(|_| held.0.renew().is_err());
         assert!(learns);
     }
 }

@@ -4,9 +4,9 @@ use std::{collections::HashMap, fmt};
 
 use baton_job::{Generation, JobId, Rank, message::Commit};
 use baton_recipe::{
-    Step,
+    JobSpec, Step,
     data_summary::DataSummary,
-    progress::{Accuracy, Progress, better},
+    progress::{Accuracy, Outdated, Progress, better},
 };
 use serde::{Deserialize, Serialize};
 
@@ -221,6 +221,16 @@ impl Manifest {
     #[must_use]
     pub fn best_accuracy(&self) -> Option<&Accuracy> {
         Some(better(self.accuracy()?, self.progress.last_ema.as_ref()))
+    }
+
+    /// Whether evaluations in both can be compared: those of this one did not begin anew since the older one.
+    pub(crate) fn is_comparable_with(&self, older: &Self) -> bool {
+        let is_same_recipe = self.recipe == older.recipe
+            || JobSpec::from_saved(&self.recipe)
+                .is_ok_and(|spec| spec.outdates(&older.recipe) != Outdated::Evaluations);
+        let data = self.data.as_ref().zip(older.data.as_ref());
+        let is_same_data = data.is_none_or(|(new, old)| new.val.difference(&old.val).is_none());
+        is_same_recipe && is_same_data && self.program == older.program
     }
 
     /// The report of this commit.

@@ -6,7 +6,9 @@
 
 use std::fmt;
 
-use crate::{Entry, EntryState, Manifest, Retention};
+use baton_recipe::progress::Accuracy;
+
+use crate::{Entry, EntryState, Manifest, Retention, SaveId};
 
 /// What pruning does with a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,11 +57,7 @@ pub fn prune_decisions(entries: &[Entry], retention: &Retention) -> Vec<PruneDec
     let complete = entries.iter().filter_map(|entry| entry.state.manifest());
     let ours: Vec<&Manifest> = complete.filter(|manifest| is_good(manifest, retention)).collect();
     let newest = ours.first().map(|manifest| manifest.id());
-    let graded =
-        ours.iter().filter_map(|manifest| Some((manifest.id(), manifest.best_accuracy()?)));
-    // The order is newest first and the last of equals is taken, so the oldest of equals is kept.
-    let best = graded.reduce(|best, next| if best.1.is_better_than(next.1) { best } else { next });
-    let best = best.filter(|_| retention.keep_best).map(|(id, _)| id);
+    let best = if retention.keep_best { best_of_each_series(&ours) } else { Vec::new() };
 
     let decision = |entry: &Entry| match &entry.state {
         EntryState::Damaged(_) => PruneDecision::Kept(vec![KeepReason::Damaged]),
@@ -82,11 +80,28 @@ pub fn prune_decisions(entries: &[Entry], retention: &Retention) -> Vec<PruneDec
             let age_rank = ours.iter().position(|ours| ours.id() == entry.id);
             match age_rank {
                 None => PruneDecision::Removed(RemovalReason::Invalidated),
-                Some(age_rank) => reasons(manifest, age_rank, best == Some(entry.id), retention),
+                Some(age_rank) => reasons(manifest, age_rank, best.contains(&entry.id), retention),
             }
         }
     };
     entries.iter().map(decision).collect()
+}
+
+/// The best of these checkpoints, newest first; and, where a change of the recipe or the data has begun evaluations anew, the
+/// best of each series whose evaluations can be compared.
+fn best_of_each_series(manifests: &[&Manifest]) -> Vec<SaveId> {
+    let mut series: Vec<(&Manifest, (SaveId, &Accuracy))> = Vec::new();
+    for &manifest in manifests {
+        let Some(accuracy) = manifest.best_accuracy() else { continue };
+        let found = (manifest.id(), accuracy);
+        match series.iter_mut().find(|(newest, _)| newest.is_comparable_with(manifest)) {
+            // The last of equals is taken, so the oldest of equals is kept.
+            Some((_, best)) if best.1.is_better_than(accuracy) => {}
+            Some((_, best)) => *best = found,
+            None => series.push((manifest, found)),
+        }
+    }
+    series.into_iter().map(|(_, (id, _))| id).collect()
 }
 
 /// The decision for a good checkpoint of the run; `age_rank` is the number of newer good checkpoints.

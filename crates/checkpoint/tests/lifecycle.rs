@@ -355,6 +355,34 @@ fn the_best_checkpoint_of_a_regression_or_of_averaged_weights_is_kept() {
 }
 
 #[test]
+fn where_a_change_has_begun_evaluations_anew_the_best_of_each_series_is_kept() {
+    let f = fixture();
+    let recipe = |overrides: &[&str]| {
+        let text = fs::read_to_string("../../recipes/digits_cpu.toml").unwrap();
+        let overrides: Vec<String> = overrides.iter().map(|entry| (*entry).to_owned()).collect();
+        baton_recipe::JobSpec::from_toml(&text, &overrides).unwrap().to_json()
+    };
+    let (first, longer) = (recipe(&[]), recipe(&["train.epochs=99"]));
+    let other = recipe(&["train.epochs=99", "loss.label_smoothing=0.2"]);
+    for (step, top1, recipe) in [
+        (10, 0.9, &first),
+        (20, 0.8, &longer),
+        (30, 0.5, &other),
+        (40, 0.6, &other),
+        (50, 0.4, &other),
+        (60, 0.3, &other),
+    ] {
+        let mut manifest = written(&f.store, id(1, step), 1);
+        manifest.recipe.clone_from(recipe);
+        manifest.progress.evaluated = Some(Epoch(0));
+        manifest.progress.last_evaluation = Some(Accuracy::new(8, [("top1", top1)]));
+        f.store.commit(&manifest).unwrap();
+    }
+    f.store.prune(&keep(1, true, 0, 1));
+    assert_eq!(names(&f.store), [60, 40, 10].map(|step| id(1, step).name()));
+}
+
+#[test]
 fn retention_keeps_the_last_and_the_best_and_ignores_other_runs() {
     let f = fixture();
     graded(&f.store, id(1, 50), 0.99);
