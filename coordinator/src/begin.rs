@@ -601,7 +601,7 @@ fn without_other_job(
 ) -> Result<Journal, Failure> {
     let lost = journal_copy::last_job(store).map_err(|error| disk::store_failure(&error))?;
     match job_of(records) {
-        // A damaged store may not say whose it is.
+        // A damaged store may not name a job.
         Some(job) if lost.is_some_and(|lost| lost != job) => {
             set_aside(&run_dir.join(METRICS_FILE))?;
             begin_anew(journal, &run_dir.join(JOURNAL_FILE)).map(|(journal, _)| journal)

@@ -3,7 +3,7 @@
 //!
 //! It has its own thread, because the journal blocks on a disk, and gRPC must never block. The store is claimed on another
 //! one: a bucket may take minutes to answer. All inputs that wait in the queue are taken in one round: the state machine
-//! handles them, then the journal is committed once, and only then directives and answers are sent.
+//! handles them, then the journal is committed once, and only then directives are sent; answers follow the snapshot.
 
 use std::{
     collections::HashMap,
@@ -50,8 +50,8 @@ pub(crate) enum JobInput {
         outbox: Outbox,
         accepted: oneshot::Sender<()>,
     },
-    /// A user's request; `answer` gets the result after the journal is committed, so that a crash undoes nothing that was
-    /// answered.
+    /// A user's request; `answer` gets the result after the journal is committed and the status is published, so that a
+    /// crash undoes nothing that was answered, and the caller reads its effect.
     Request { request: UserRequest, answer: oneshot::Sender<Result<(), String>> },
     /// A watcher asks for the events after an id, and for all that follow.
     Watch { after: u64, answer: oneshot::Sender<Result<EventSubscription, WatchError>> },
@@ -164,8 +164,10 @@ pub(crate) struct JobLoop {
     /// Set once another coordinator serves the job.
     replaced: Option<Failure>,
     mesh_secret: CurrentMeshSecret,
-    /// Messages to send once the journal is committed.
+    /// Messages to agents, to send once the journal is committed.
     outgoing: Vec<OutgoingMessage>,
+    /// Answers to users, to send once the status is published too: whose pause is answered finds it in the status.
+    answers: Vec<(oneshot::Sender<Result<(), String>>, Result<(), String>)>,
     /// Job events of this round, not sent to watchers yet.
     new_events: Vec<LoggedEvent>,
     /// When the state first changed after the last published snapshot.
@@ -182,12 +184,11 @@ pub(crate) struct Apart {
     pub(crate) is_standby: bool,
 }
 
-/// A message to an agent or a user.
+/// A message to an agent.
 enum OutgoingMessage {
     Accepted(oneshot::Sender<()>),
     Directive(Attachment, Directive),
     Refusal(Attachment, AgentRefusal),
-    Answer(oneshot::Sender<Result<(), String>>, Result<(), String>),
 }
 
 /// Events that a slow watcher may fall behind before it has to watch again.
@@ -244,6 +245,7 @@ impl JobLoop {
             replaced: None,
             mesh_secret: CurrentMeshSecret::default(),
             outgoing: Vec::new(),
+            answers: Vec::new(),
             new_events: Vec::new(),
             unpublished_since: None,
         };
@@ -338,7 +340,7 @@ impl JobLoop {
                 if possible.is_ok() {
                     self.handle_event(event)?;
                 }
-                self.outgoing.push(OutgoingMessage::Answer(answer, possible));
+                self.answers.push((answer, possible));
             }
             JobInput::Watch { after, answer } => {
                 // The watcher gets the events so far as past events; publish them, so that they are not sent twice.
@@ -462,8 +464,6 @@ impl JobLoop {
                         let _ = outbox.send(Err(refusal));
                     }
                 }
-                // The caller may have disconnected.
-                OutgoingMessage::Answer(caller, answer) => drop(caller.send(answer)),
             }
         }
         Ok(())
@@ -481,11 +481,21 @@ impl JobLoop {
         Ok(EventSubscription { past, live })
     }
 
-    /// Publishes the newest state: at once after a job event or a change of the reason, else after
-    /// [`MAX_SNAPSHOT_AGE`].
+    /// Publishes the newest state, then answers the users' requests.
     fn publish(&mut self) {
+        self.publish_status();
+        for (caller, answer) in self.answers.drain(..) {
+            // The caller may have disconnected.
+            drop(caller.send(answer));
+        }
+    }
+
+    /// Publishes the newest state: at once after a request, a job event or a change of the reason, else after
+    /// [`MAX_SNAPSHOT_AGE`].
+    fn publish_status(&mut self) {
         let reason = self.engine.status_reason();
-        let has_changed = !self.new_events.is_empty() || reason != self.last_reason;
+        let has_changed =
+            !self.new_events.is_empty() || !self.answers.is_empty() || reason != self.last_reason;
         let is_old =
             self.unpublished_since.is_some_and(|since| since.elapsed() >= MAX_SNAPSHOT_AGE);
         let attached = self.outboxes.len();
@@ -518,5 +528,45 @@ impl JobLoop {
             // It is not an error if there is no watcher.
             let _ = self.events.send(event);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use baton_job::{engine::JobOrigin, message::Restore};
+    use baton_recipe::JobSpec;
+
+    use super::*;
+    use crate::journal_copy::kit;
+
+    #[test]
+    fn a_request_is_answered_once_its_effect_is_in_the_status() {
+        let folder = tempfile::tempdir().unwrap();
+        let recipe = std::fs::read_to_string("../recipes/digits_cpu.toml").unwrap();
+        let origin = JobOrigin {
+            job: kit::JOB,
+            recipe: None,
+            first_generation: Generation(1),
+            restore: Restore::default(),
+        };
+        let clock = Clock::start();
+        let spec = JobSpec::from_toml(&recipe, &[]).unwrap();
+        let engine = Engine::new(&spec, origin, clock.now());
+        let (journal, _) = Journal::open(&folder.path().join("journal.redb")).unwrap();
+        let claim = (kit::folder_store(&folder), kit::claimant());
+        let metrics = Arc::new(JobMetrics::open(folder.path()).unwrap());
+        let run_dir = folder.path().to_owned();
+        let (mut job_loop, job) =
+            JobLoop::new(engine, (journal, None), claim, run_dir, clock, metrics, None);
+        let (answer, mut answered) = oneshot::channel();
+        let request = UserRequest::Pause { reason: "lunch".to_owned() };
+
+        job_loop.handle_input(JobInput::Request { request, answer }).unwrap();
+        job_loop.commit().unwrap();
+        assert_eq!(job.snapshot().status.pause, None);
+        assert!(answered.try_recv().is_err(), "answered before the status is published");
+        job_loop.publish();
+        assert_eq!(job.snapshot().status.pause.as_ref().unwrap().reason, "lunch");
+        assert_eq!(answered.try_recv().unwrap(), Ok(()));
     }
 }

@@ -32,6 +32,9 @@ pub struct Progress {
     pub saved: Option<Step>,
     /// The last evaluation.
     pub last_evaluation: Option<Accuracy>,
+    /// The newest evaluations of the job, oldest first. A coordinator whose journal lacks some learns of them here.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub newest_evaluations: Vec<PastEvaluation>,
     /// The best evaluation so far and its step.
     pub best: Option<(Step, Accuracy)>,
     /// Epoch count at the last evaluation of the whole validation set.
@@ -59,6 +62,24 @@ pub struct Progress {
     #[serde(default)]
     pub skips: Vec<BatchMark>,
 }
+
+/// An evaluation that was made.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct PastEvaluation {
+    /// Updates made before it.
+    pub step: Step,
+    /// Complete epochs before it.
+    pub epoch: Epoch,
+    /// The evaluated part of the validation set.
+    pub extent: Extent,
+    /// Result of the raw weights.
+    pub accuracy: Accuracy,
+    /// Result of the averaged weights, if the recipe has them.
+    pub ema: Option<Accuracy>,
+}
+
+/// Most evaluations in [`Progress::newest_evaluations`]: those of the time in which a silent machine is noticed.
+const MAX_NEWEST_EVALUATIONS: usize = 16;
 
 /// Result of an evaluation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -195,6 +216,7 @@ impl Progress {
             self.evaluated_at = None;
             self.last_evaluation = None;
             self.last_ema = None;
+            self.newest_evaluations.clear();
             self.best = None;
             self.evaluations_since_best = 0;
             self.first_score = None;
@@ -224,6 +246,11 @@ impl Progress {
         } else if !again {
             self.evaluations_since_best += 1;
         }
+        let (step, epoch, accuracy) = (self.step, self.epoch, raw.clone());
+        let newest = &mut self.newest_evaluations;
+        newest.retain(|past| (past.step, past.extent) != (step, extent));
+        newest.push(PastEvaluation { step, epoch, extent, accuracy, ema: ema.clone() });
+        newest.drain(..newest.len().saturating_sub(MAX_NEWEST_EVALUATIONS));
         self.last_evaluation = Some(raw);
         self.last_ema = ema;
     }
@@ -676,6 +703,26 @@ mod tests {
         assert_eq!(progress, Progress { step, epoch, cursor, saved, ..Progress::default() });
         // The first evaluation is of the state that was restored.
         assert_eq!(run_plan(&plan, &mut progress, |_| 0.1), "ettse");
+    }
+
+    #[test]
+    fn the_newest_evaluations_are_kept_each_once_and_in_order() {
+        let mut progress = Progress::default();
+        for step in 1..=20 {
+            progress.step = Step(step);
+            progress.epoch = Epoch(step as u32);
+            progress.record_evaluation(top1(0.3), None, Extent::Subset);
+            progress.record_evaluation(top1(0.4), Some(top1(0.5)), Extent::Full);
+            // Its result was lost, and it is made again.
+            progress.record_evaluation(top1(0.4), Some(top1(0.5)), Extent::Full);
+        }
+        let newest = &progress.newest_evaluations;
+        let steps: Vec<u64> = newest.iter().map(|past| past.step.0).collect();
+        assert_eq!(steps, (13..=20).flat_map(|step| [step, step]).collect::<Vec<_>>());
+        let extents: Vec<Extent> = newest[..2].iter().map(|past| past.extent).collect();
+        assert_eq!(extents, [Extent::Subset, Extent::Full]);
+        let text = serde_json::to_string(&progress).unwrap();
+        assert_eq!(serde_json::from_str::<Progress>(&text).unwrap(), progress);
     }
 
     #[test]

@@ -140,6 +140,10 @@ fn choose<L: Learner>(
     let mut progress = manifest.progress.clone();
     let is_evaluated = progress.evaluated_at == Some(progress.step);
     progress.discard(outdated);
+    if manifest.job != context.job.id {
+        // That job has reported its own evaluations.
+        progress.newest_evaluations.clear();
+    }
     let has_moved = inputs.plan().end_used_up_epoch(&mut progress);
     // The next evaluation belongs in a checkpoint of this run: that of the other recipe keeps its own.
     let saves_again = has_moved || (is_evaluated && outdated == Outdated::Evaluations);

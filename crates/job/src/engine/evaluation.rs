@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::message::GeneratedText;
 use baton_recipe::{
     Epoch, Step,
-    progress::{Accuracy, Extent, Progress},
+    progress::{Accuracy, Extent, PastEvaluation, Progress},
 };
 
 /// Result of an evaluation, and its step.
@@ -27,6 +27,16 @@ pub struct EvaluationResult {
 }
 
 impl EvaluationResult {
+    /// The evaluations that `progress` records, oldest first, with their epochs.
+    pub(super) fn all_of(progress: &Progress) -> impl Iterator<Item = (Epoch, Self)> {
+        let past = progress.newest_evaluations.iter().cloned();
+        let past = past.map(|PastEvaluation { step, epoch, extent, accuracy, ema }| {
+            (epoch, Self { step, accuracy, ema, extent, texts: Vec::new() })
+        });
+        // Older versions, and checkpoints of another job, have only this one.
+        past.chain(Self::last_of(progress))
+    }
+
     /// The last evaluation that `progress` records, with its epoch.
     #[must_use]
     pub fn last_of(progress: &Progress) -> Option<(Epoch, Self)> {

@@ -160,11 +160,11 @@ impl Engine {
         if rank == Rank(0) {
             // Only rank 0's report counts: another rank's may arrive after the first step.
             self.results.reached = progress.step;
-            // The rank that should have reported this evaluation may have died before it did.
-            if let Some((epoch, evaluation)) = EvaluationResult::last_of(progress)
-                && !self.results.has(&evaluation)
-            {
-                self.evaluated(epoch, evaluation);
+            // The rank or the agent that should have reported an evaluation may have been lost before it did.
+            for (epoch, evaluation) in EvaluationResult::all_of(progress) {
+                if !self.results.has(&evaluation) {
+                    self.evaluated(epoch, evaluation);
+                }
             }
             self.results.best.clone_from(&progress.best);
             if let Some(recovery) = self.recoveries.in_progress(self.lifecycle.generation) {

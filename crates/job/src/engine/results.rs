@@ -81,10 +81,14 @@ impl Results {
         if self.best.as_ref().is_none_or(replaces) {
             self.best = Some((evaluation.step, now.clone()));
         }
-        self.positions.insert(evaluation.position());
-        self.evaluation = Some(evaluation);
-        self.evaluated_in = generation;
-        self.grade_commit();
+        let position = evaluation.position();
+        self.positions.insert(position);
+        // A lost one may be reported after a later one.
+        if self.evaluation.as_ref().is_none_or(|newest| newest.position() <= position) {
+            self.evaluation = Some(evaluation);
+            self.evaluated_in = generation;
+            self.grade_commit();
+        }
     }
 
     /// Records a checkpoint.

@@ -140,6 +140,39 @@ fn an_evaluation_whose_rank_died_before_its_report_is_published_when_the_others_
 }
 
 #[test]
+fn evaluations_that_were_not_passed_on_are_published_at_the_next_start() {
+    let mut engine = training(&[1]);
+    report(&mut engine, at(10.0), 0, evaluated(16, top1(0.1), None, Extent::Full));
+    let mut progress = Progress::default();
+    for (step, share) in [(16, 0.1), (28, 0.2), (40, 0.3)] {
+        progress.step = Step(step);
+        progress.epoch = Epoch(step as u32 / 4);
+        progress.record_evaluation(top1(share), None, Extent::Full);
+    }
+    progress.step = Step(45);
+    let source = StateSource::Survivor { rank: Rank(0) };
+    let mut begins = || {
+        let events = published(
+            &mut engine,
+            RankReport::Started { source: source.clone(), progress: progress.clone() },
+        );
+        let texts = events.into_iter().filter(|(kind, _)| *kind == JobEventKind::Evaluated);
+        texts.map(|(_, text)| text.split(':').next().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let firsts = begins();
+    assert!(firsts.len() == 2 && firsts[0].starts_with("epoch 7"), "{firsts:?}");
+    assert!(firsts[1].starts_with("epoch 10"), "{firsts:?}");
+    assert_eq!(begins(), [""; 0], "once");
+    assert_eq!(engine.status().evaluation.unwrap().step, Step(40));
+
+    // An older one does not replace a newer one that is known.
+    let mut engine = training(&[1]);
+    report(&mut engine, at(10.0), 0, evaluated(40, top1(0.3), None, Extent::Full));
+    published(&mut engine, RankReport::Started { source, progress });
+    assert_eq!(engine.status().evaluation.unwrap().step, Step(40));
+}
+
+#[test]
 fn evaluations_survive_the_coordinator() {
     let mut engine = training(&[1]);
     let mut records = vec![Record::Created(origin())];
