@@ -4,7 +4,7 @@
 use std::{env, fs, path::PathBuf};
 
 /// Messages whose JSON is derived from their fields.
-const JSON: [&str; 20] = [
+const JSON: [&str; 21] = [
     "CheckpointEntry",
     "DrainStatus",
     "EvaluationProgress",
@@ -13,6 +13,7 @@ const JSON: [&str; 20] = [
     "GetStatusResponse",
     "Gpu",
     "Host",
+    "InvalidatedCheckpoints",
     "Loader",
     "Metric",
     "NodeStatus",
@@ -42,9 +43,16 @@ const OTHER_JSON: [(&str, &str); 5] = [
     ),
 ];
 
-/// Messages that are also deserialized, from the file of a job's metrics.
-const DESERIALIZED: [&str; 6] =
-    ["EvaluatedStep", "Fit", "GeneratedText", "Metric", "Step", "StreamMetricsResponse"];
+/// Messages that are also deserialized, from the files of a job's metrics and of its report.
+const DESERIALIZED: [&str; 7] = [
+    "EvaluatedStep",
+    "Fit",
+    "GeneratedText",
+    "InvalidatedCheckpoints",
+    "Metric",
+    "Step",
+    "StreamMetricsResponse",
+];
 
 /// Fields whose JSON is customized.
 const FIELDS: [(&str, &str); 21] = [

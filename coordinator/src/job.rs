@@ -52,7 +52,7 @@ pub(crate) enum JobInput {
     },
     /// A user's request; `answer` gets the result after the journal is committed and the status is published, so that a
     /// crash undoes nothing that was answered, and the caller reads its effect.
-    Request { request: UserRequest, answer: oneshot::Sender<Result<(), String>> },
+    Request { request: UserRequest, answer: Answer },
     /// A watcher asks for the events after an id, and for all that follow.
     Watch { after: u64, answer: oneshot::Sender<Result<EventSubscription, WatchError>> },
     /// Another coordinator has taken over this job, and its agents find that one.
@@ -66,6 +66,9 @@ impl From<Event> for JobInput {
         Self::Event(Box::new(event))
     }
 }
+
+/// For the answer to a user: why the request is not possible, if it is not.
+pub(crate) type Answer = oneshot::Sender<Result<(), String>>;
 
 /// What a user asks of the job; drain and stop are always possible.
 #[derive(Clone, Debug)]
@@ -167,7 +170,7 @@ pub(crate) struct JobLoop {
     /// Messages to agents, to send once the journal is committed.
     outgoing: Vec<OutgoingMessage>,
     /// Answers to users, to send once the status is published too: whose pause is answered finds it in the status.
-    answers: Vec<(oneshot::Sender<Result<(), String>>, Result<(), String>)>,
+    answers: Vec<(Answer, Result<(), String>)>,
     /// Job events of this round, not sent to watchers yet.
     new_events: Vec<LoggedEvent>,
     /// When the state first changed after the last published snapshot.

@@ -153,12 +153,12 @@ def _events(run_dir: Path, sent_until: Path) -> tuple[dict[str, Any], Iterable[d
     try:
         job = attach(run_dir)
         status = job.status()
-        return status, job.watch(newest_sent(sent_until, status["job_id"], job._call("events", "--tail", "1")))
+        return status, job.watch(newest_sent(sent_until, status["job_id"]))
     except JobError:
         with contextlib.suppress(FileNotFoundError):
             run = Run(run_dir)
             status, events = run.status(), run.events()
-            after = newest_sent(sent_until, status["job_id"], events)
+            after = newest_sent(sent_until, status["job_id"])
             return status, [event for event in events if event["id"] > after]
         raise
 

@@ -123,13 +123,11 @@ def alert(
     return failed
 
 
-def newest_sent(sent_until: Path, job: str, past: list[dict[str, Any]]) -> int:
-    """The id of the newest event of this job that was sent; 0 if none was. `past` has the job's newest event."""
+def newest_sent(sent_until: Path, job: str) -> int:
+    """The id of the newest event of this job that was sent; 0 if none was. The ids of each job begin at 1."""
     known = read_json(sent_until)
-    after: int = known.get("after", 0)
-    # The ids of each job begin at 1. Older versions did not record the job.
-    is_same = known["job"] == job if "job" in known else any(event["id"] >= after for event in past)
-    return after if is_same else 0
+    after: int = known["after"] if known.get("job") == job else 0
+    return after
 
 
 def place_of(receivers: list[Any]) -> str:

@@ -35,7 +35,8 @@ class Inputs(NamedTuple):
 
     def call(self, model: Any) -> Any:
         """What the model returns for copies of the tensors, which it may change in place."""
-        return model(*_copied(self.args), **_copied(self.kwargs))
+        kwargs = {name: tensor.clone() for name, tensor in self.kwargs.items()}
+        return model(*[tensor.clone() for tensor in self.args], **kwargs)
 
     def main(self, task: str) -> str:
         """Name of the input that takes `data.input_field` of a recipe: the images, or else the first."""
@@ -61,14 +62,6 @@ def _leaves(nested: Any, prefix: str = "") -> list[tuple[str, Any]]:
     else:
         return [(prefix, nested)]
     return [leaf for key, value in pairs for leaf in _leaves(value, f"{prefix}.{key}" if prefix else str(key))]
-
-
-def _copied(nested: Any) -> Any:
-    if isinstance(nested, dict):
-        return {key: _copied(inner) for key, inner in nested.items()}
-    if isinstance(nested, (tuple, list)):
-        return type(nested)(_copied(inner) for inner in nested)
-    return nested.clone() if hasattr(nested, "clone") else nested
 
 
 def _replaced(nested: Any, value: Any) -> Any:

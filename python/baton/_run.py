@@ -117,7 +117,8 @@ class Run:
             return load_file(file)
 
     def _place(self) -> tuple[str, str]:
-        """Flags of `baton checkpoint`. With the run folder it finds where the job saved, and which checkpoints are its own."""
+        """Flags of `baton checkpoint`. With the run folder it knows which checkpoints are the run's own; while the job runs
+        and after its end also which ones were rolled back, and where it saved."""
         return ("--dir", self._bucket) if self._bucket else ("--run-dir", str(self.path))
 
     def _report(self) -> dict[str, Any]:

@@ -86,10 +86,9 @@ class WandbTracker:
     def _continue(self, row: int, latest: Any) -> None:
         """After this row, and these latest values by name."""
         self._row = row
-        # Older versions sent no steps: the rows have their numbers.
-        steps = {kind: latest.get(f"{prefix}step", row if kind == "step" else 0) for kind, prefix in _KINDS.items()}
+        steps = {kind: int(latest.get(f"{prefix}step", 0)) for kind, prefix in _KINDS.items()}
         # The values may have arrived before the rows.
-        self.newest = {kind: min(int(step), row) for kind, step in steps.items()}
+        self.newest = {kind: min(step, row) for kind, step in steps.items()}
 
     def log(self, kind: str, step: int, unix_millis: int, values: dict[str, float]) -> None:
         if step > self._row or kind in self._row_kinds:
@@ -269,7 +268,6 @@ class _Record:
         self._path = path
         self._place = place
         known = read_json(path)
-        # Older versions did not record it.
         before = known.get("place", place)
         if before != place:
             raise ValueError(f"metrics went to {before}, not {place}: remove {path} to send all of them there")
@@ -297,7 +295,7 @@ class _Points:
         self._inode = 0
 
     def newest_job(self) -> str | None:
-        """The newest job of the file; None if there is none, or an older version wrote it."""
+        """The newest job of the file; None if there is none, or version 0.1.0 wrote it."""
         try:
             with self._path.open("rb") as file:
                 return self._newest_job(file)[0]
@@ -311,7 +309,7 @@ class _Points:
             if b'"began_at"' in line and line.endswith(b"\n"):
                 point = parsed_point(line, f"{self._path}, after byte {at}")
                 found = point.get("job_id")
-                # An older version has written no jobs: there, fresh weights may be those of a new one.
+                # Version 0.1.0 wrote no jobs: fresh weights may be those of a new one.
                 if (found and job and found != job) or (not found and point["began_at"] == 0):
                     start = at
                 job = found or job

@@ -50,7 +50,7 @@ def test_a_job_that_ended_while_nobody_listened_is_reported_later(tmp_path, monk
     assert refused(capsys, "alert", run, "--webhook-file", url) == "error: no coordinator is running"
     events = [{"id": number, "kind": kind} for number, kind in ((86, "saved"), (87, "ended"))]
     (run / "report.json").write_text(json.dumps({"status": {"name": "cats", "job_id": "a"}, "events": events}))
-    (run / place_of([Webhook("https://hooks.lab.org/cats")])).write_text('{"after": 86}')
+    (run / place_of([Webhook("https://hooks.lab.org/cats")])).write_text('{"job": "a", "after": 86}')
     sent = []
     monkeypatch.setattr("baton.__main__.alert", lambda name, job, events, *_, **__: sent.append((job, events)) or 0)
     assert main(["alert", str(run), "--webhook-file", str(url)]) == 0
@@ -69,7 +69,6 @@ def test_a_new_job_in_the_folder_is_reported_from_its_first_event_running_or_end
         "baton",
         """case "$*" in
         status*) echo '{"name": "cats", "job_id": "b", "phase": "training"}' ;;
-        events*) echo '{"id": 4}' ;;
         watch*"--after 0 "*) echo '{"id": 4, "kind": "recovered", "message": ""}' ;;
         *) echo "error: $*" >&2; exit 1 ;;
         esac""",

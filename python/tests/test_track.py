@@ -145,13 +145,6 @@ def test_wandb_gets_each_evaluation_also_after_later_steps_and_after_an_interrup
     assert service.curve("val_subset/top1") == [(10, 0.2)]
 
 
-def test_a_run_of_wandb_of_an_older_version_is_continued(tmp_path, monkeypatch):
-    service = WandbRun()
-    service.rows = {10: {"train/loss": 1.0, "val/loss": 2.0}}
-    monkeypatch.setitem(sys.modules, "wandb", service)
-    assert WandbTracker("cats", "cats", tmp_path, "w1").newest == {"step": 10, "evaluation": 0, "subset_evaluation": 0}
-
-
 def began(millis, at, job):
     return point(millis, 1, began_at=at, job_id=job)
 
@@ -212,9 +205,6 @@ def test_another_place_in_the_service_is_refused(followed):
         ValueError, match=r"^metrics went to cats, not dogs: remove .*/cats/track-fake.json to send all"
     ):
         track(folder, Service().open, "fake", "dogs")
-    # Versions that did not record the place.
-    (folder / "track-fake.json").write_text(json.dumps({"run": "r1", "newest": {"step": 1}}))
-    assert send(Service()) == 0
 
 
 def test_a_file_that_was_thinned_out_and_a_line_that_is_being_written_are_read_right(followed):

@@ -68,6 +68,8 @@ class Node:
             "PATH": f"{tools}:/usr/sbin:/usr/bin:/sbin:/bin",
             "SKYPILOT_NODE_IPS": "\n".join(addresses),
             "SKYPILOT_NODE_RANK": str(rank),
+            "SKYPILOT_NUM_NODES": str(nodes),
+            "SKYPILOT_NUM_GPUS_PER_NODE": "8",
             "BATON_RECIPE": "digits_cpu",
             "BATON_CHECKPOINTS": str(checkpoints),
             "BATON_FLAGS": FLAGS.replace("NODES", str(nodes)),

@@ -123,7 +123,7 @@ fn find(api: &impl Api, flags: &JobFlags) -> Result<(String, Option<Credentials>
     let fleet = Fleet::query(api, &job)?;
     let Some(machine) = fleet.coordinator(&stack) else {
         return Err(bad_input(format!(
-            "no machine of {job} is running: `baton aws status` shows its last report, `baton aws up` resumes it"
+            "no machine of {job} is running: `baton aws status --name {job}` shows its last report, `baton aws up` resumes it"
         )));
     };
     let credentials =
@@ -173,9 +173,9 @@ impl Credentials {
                 api.find(&["ssm", "get-parameter", "--name", &parameter, "--with-decryption"])?;
             let text = answer.as_ref().and_then(|answer| answer["Parameter"]["Value"].as_str());
             let text = text.ok_or_else(|| {
-                bad_input(
-                    "the coordinator has not started yet: `baton aws status` shows what it is doing",
-                )
+                bad_input(format!(
+                    "the coordinator has not started yet: `baton aws status --name {job}` shows what it is doing"
+                ))
             })?;
             write_secret(&credentials.file(name), text).map_err(file_error)?;
         }

@@ -305,7 +305,7 @@ pub(super) fn machine_files(
 }
 
 /// Parses a time as the AWS CLI prints it.
-fn time(text: &str) -> Option<SystemTime> {
+pub(super) fn time(text: &str) -> Option<SystemTime> {
     humantime::parse_rfc3339_weak(&text.replace("+00:00", "Z")).ok()
 }
 

@@ -60,16 +60,22 @@ const QUIET_POLLS: u64 = STALE_AFTER.as_secs() / LOG_POLL_INTERVAL.as_secs() + 1
 const LOG_FILE: &str = "log.txt";
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    show(&args.flags.aws.api(), args, LOG_POLL_INTERVAL)
+    show(&args.flags.aws.api(), args, LOG_POLL_INTERVAL, |logged| {
+        json::print(args.json, logged, |_| logged.line.unwrap_or(logged.instance).to_owned());
+    })
 }
 
-fn show(api: &impl Api, args: &Args, poll_interval: Duration) -> Result<(), Failure> {
+fn show(
+    api: &impl Api,
+    args: &Args,
+    poll_interval: Duration,
+    mut print: impl FnMut(&LoggedLine<'_>),
+) -> Result<(), Failure> {
     let job = args.flags.job(api)?;
     let stack = stack::get(api, &job)?;
     if args.list {
         for MachineFile { instance, .. } in fleet::machine_files(api, &stack, LOG_FILE)? {
-            let listed = LoggedLine { instance: &instance, line: None };
-            json::print(args.json, &listed, |_| instance.clone());
+            print(&LoggedLine { instance: &instance, line: None });
         }
         return Ok(());
     }
@@ -88,7 +94,7 @@ fn show(api: &impl Api, args: &Args, poll_interval: Duration) -> Result<(), Fail
                 let logs = fleet::machine_files(api, &stack, LOG_FILE)?;
                 choose(&logs, shown_instance.as_deref()).ok_or_else(|| {
                     bad_input(format!(
-                        "no machine of {job} has logged yet: `baton aws status` shows what they are doing; \
+                        "no machine of {job} has logged yet: `baton aws status --name {job}` shows what they are doing; \
                          `aws ec2 get-console-output --latest --instance-id …` shows a start that failed before Baton's scripts ran"
                     ))
                 })?
@@ -104,7 +110,7 @@ fn show(api: &impl Api, args: &Args, poll_interval: Duration) -> Result<(), Fail
         }
         let text = fleet::read(api, &stack, &instance, LOG_FILE)?.ok_or_else(|| {
             bad_input(format!(
-                "{instance} has logged nothing: `baton aws logs --list` lists the machines that have"
+                "{instance} has logged nothing: `baton aws logs --name {job} --list` lists the machines that have"
             ))
         })?;
         let text = String::from_utf8_lossy(&text).into_owned();
@@ -112,8 +118,7 @@ fn show(api: &impl Api, args: &Args, poll_interval: Duration) -> Result<(), Fail
         quiet_polls = if has_ended && lines.is_empty() { quiet_polls + 1 } else { 0 };
         let is_over = !args.follow || quiet_polls >= QUIET_POLLS;
         for line in lines {
-            let logged = LoggedLine { instance: &instance, line: Some(line) };
-            json::print(args.json, &logged, |_| line.to_owned());
+            print(&LoggedLine { instance: &instance, line: Some(line) });
         }
         if is_over {
             return Ok(());
@@ -223,18 +228,38 @@ mod tests {
         script
     }
 
+    /// The printed lines, each after its machine. All calls of the script must be made.
+    fn shown(api: &ScriptedApi, args: &Args) -> Result<Vec<String>, Failure> {
+        let mut lines = Vec::new();
+        show(api, args, Duration::ZERO, |logged| {
+            lines.push(format!("{} {}", logged.instance, logged.line.unwrap_or("has logged")));
+        })?;
+        assert_eq!(api.len(), 0, "{:?}", api.called());
+        Ok(lines)
+    }
+
     #[test]
     fn an_error_of_any_call_ends_it_with_one_line_that_names_the_call() {
-        show(&answers(), &args(None), Duration::ZERO).unwrap();
-        break_each(answers, |api| show(api, &args(None), Duration::ZERO));
-        break_each(replaced_answers, |api| show(api, &following(None), Duration::ZERO));
+        break_each(answers, |api| shown(api, &args(None)));
+        break_each(replaced_answers, |api| shown(api, &following(None)));
+    }
+
+    #[test]
+    fn the_log_of_the_machine_that_logged_last_is_shown() {
+        assert_eq!(shown(&answers(), &args(None)).unwrap(), ["i-2 training"]);
+    }
+
+    #[test]
+    fn the_machines_that_have_logged_are_listed() {
+        let api = log_answers(launched_answers("1"), &[("i-2", "10:00:00"), ("i-1", "09:00:00")]);
+        let listed = shown(&api, &Args { list: true, ..args(None) }).unwrap();
+        assert_eq!(listed, ["i-1 has logged", "i-2 has logged"]);
     }
 
     #[test]
     fn following_goes_on_with_the_next_machine_and_ends_with_the_job() {
-        let api = replaced_answers();
-        show(&api, &following(None), Duration::ZERO).unwrap();
-        assert_eq!(api.len(), 0, "{:?}", api.called());
+        let lines = shown(&replaced_answers(), &following(None)).unwrap();
+        assert_eq!(lines, ["i-1 a", "i-1 b", "i-2 c", "i-2 d"]);
     }
 
     #[test]
@@ -247,8 +272,7 @@ mod tests {
         for (desired, text) in polls {
             script = group_answer(script, desired).bytes("machines/i-3/log.txt", text.as_bytes());
         }
-        show(&script, &following(Some("i-3")), Duration::ZERO).unwrap();
-        assert_eq!(script.len(), 0, "{:?}", script.called());
+        assert_eq!(shown(&script, &following(Some("i-3"))).unwrap(), ["i-3 a", "i-3 b"]);
     }
 
     #[test]
@@ -264,8 +288,7 @@ mod tests {
         for _ in 0..QUIET_POLLS {
             script = group_answer(script, 0).bytes("machines/i-3/log.txt", b"a\n");
         }
-        show(&script, &following(Some("i-3")), Duration::ZERO).unwrap();
-        assert_eq!(script.len(), 0, "{:?}", script.called());
+        assert_eq!(shown(&script, &following(Some("i-3"))).unwrap(), ["i-3 a"]);
     }
 
     #[test]
@@ -288,14 +311,14 @@ mod tests {
     #[test]
     fn a_machine_without_a_log_is_reported_with_a_remedy() {
         let no_logs = launched_answers("1").answer("list-objects-v2", json!({}));
-        let failure = show(&no_logs, &args(None), Duration::ZERO).unwrap_err();
+        let failure = shown(&no_logs, &args(None)).unwrap_err();
         assert!(failure.message.contains("get-console-output"), "{failure}");
         let no_log = launched_answers("1").error(
             "s3 cp",
             "404",
             "Key \"digits/machines/i-3/log.txt\" does not exist",
         );
-        let failure = show(&no_log, &args(Some("i-3")), Duration::ZERO).unwrap_err();
+        let failure = shown(&no_log, &args(Some("i-3"))).unwrap_err();
         assert!(failure.message.contains("i-3 has logged nothing"), "{failure}");
     }
 

@@ -223,7 +223,7 @@ pub(super) fn delete(api: &impl Api, job: &Job) -> Result<(), Failure> {
         Some(stack) => {
             let why = events.first_failure.unwrap_or(stack.status);
             Err(failed(format!(
-                "the stack {} cannot be deleted: {why}; fix that, then run `baton aws down` again",
+                "the stack {} cannot be deleted: {why}; fix that, then run `baton aws down --name {job}` again",
                 job.stack()
             )))
         }

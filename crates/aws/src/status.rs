@@ -98,7 +98,7 @@ pub(super) fn text(
     report: Option<&JobReport>,
     now: u64,
 ) -> String {
-    let mut lines = vec![format!("{job}: {}, {}", summary(fleet), stack.url())];
+    let mut lines = vec![format!("{job}: {}, {}", summary(job, fleet), stack.url())];
     if !stack.status.ends_with("_COMPLETE") {
         lines.push(format!("  stack: {}", stack.status));
     }
@@ -130,7 +130,7 @@ pub(super) fn text(
     clean::lines(&lines.join("\n")).into_owned()
 }
 
-fn summary(fleet: &Fleet) -> String {
+fn summary(job: &Job, fleet: &Fleet) -> String {
     let running = |role| {
         let all = fleet.machines.iter();
         all.filter(|machine| machine.role == role && machine.is_running()).count() as u64
@@ -138,8 +138,9 @@ fn summary(fleet: &Fleet) -> String {
     let (running, coordinators) = (running(Role::Node), running(Role::Coordinator));
     match (fleet.desired, running) {
         (0, 0) if coordinators > 0 => {
-            "ended, but the coordinator's machine is still running: `baton aws down` ends it"
-                .to_owned()
+            format!(
+                "ended, but the coordinator's machine is still running: `baton aws down --name {job}` ends it"
+            )
         }
         (0, 0) => "ended, no machine is running".to_owned(),
         (0, _) => format!("ended, {} still shutting down", human::count(running, "machine")),
@@ -213,9 +214,9 @@ mod tests {
         fleet.desired = 0;
         fleet.machines[0].role = Role::Coordinator;
         assert!(
-            summary(&fleet).contains("the coordinator's machine is still running"),
+            summary(&job, &fleet).contains("the coordinator's machine is still running"),
             "{}",
-            summary(&fleet)
+            summary(&job, &fleet)
         );
         fleet = Fleet { desired: 0, machines: Vec::new(), launch_failure: None };
         insta::assert_snapshot!(text(&job, &stack_of("1"), &fleet, None, 1_000), @"

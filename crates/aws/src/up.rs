@@ -198,7 +198,7 @@ fn launch(
         && zone != requested
     {
         return Err(bad_input(format!(
-            "the coordinator of {job}, which stores the journal, is in {zone}: leave --zone out, or run `baton aws down` first"
+            "the coordinator of {job}, which stores the journal, is in {zone}: leave --zone out, or run `baton aws down --name {job}` first"
         )));
     }
     let placement = match (&volume, &args.zone, &coordinator) {
@@ -336,7 +336,8 @@ fn start_coordinator(
             Some("running") => return Ok(()),
             None => {
                 return Err(bad_input(format!(
-                    "the coordinator's machine {id} no longer exists: run `baton aws down`, then launch the job again"
+                    "the coordinator's machine {id} no longer exists: run `baton aws down --name {}`, then launch the job again",
+                    stack.parameter("Job")
                 )));
             }
             Some(state) if start.elapsed() >= COORDINATOR_START_TIMEOUT => {
@@ -437,13 +438,14 @@ fn running_job(
     let nodes: u32 = stack.parameter("Nodes").parse().unwrap_or(1);
     let has_all = desired >= u64::from(nodes);
     let coordinator = CoordinatorMachine::of(api, stack)?;
-    let is_stopped = coordinator
-        .is_some_and(|machine| ["stopping", "stopped"].contains(&machine.state.as_str()));
-    let state = if has_all && !is_stopped {
+    let runs =
+        coordinator.is_some_and(|machine| ["pending", "running"].contains(&machine.state.as_str()));
+    let lacks_coordinator = stack.outputs.contains_key("Coordinator") && !runs;
+    let state = if has_all && !lacks_coordinator {
         format!("{job} already has its machines: they continue")
     } else {
         let coordinator =
-            if is_stopped { ", and its coordinator's machine is stopped" } else { "" };
+            if lacks_coordinator { ", and its coordinator's machine does not run" } else { "" };
         output::note(format_args!("{job} has {desired} of {nodes} machines{coordinator}"));
         confirm(args, "start what it lacks?")?;
         start_coordinator(api, stack, poll_interval)?;
@@ -453,7 +455,7 @@ fn running_job(
         "what it lacked was requested, and the running machines continue".to_owned()
     };
     output::note(format_args!(
-        "{state} unchanged. For another recipe or other machines, run `baton aws connect -- drain` first"
+        "{state} unchanged. For another recipe or other machines, run `baton aws connect --name {job} -- drain` first"
     ));
     Ok(Some(LaunchedJob { job: job.clone(), stack: stack.clone(), since: 0 }))
 }
@@ -652,8 +654,7 @@ fn upload(api: &impl Api, file: &Path, url: &str) -> Result<(), Failure> {
     let (bucket, key) = url.trim_start_matches("s3://").split_once('/').unwrap_or_default();
     let stored = api.find(&["s3api", "head-object", "--bucket", bucket, "--key", key])?;
     let is_same = |stored: Value| {
-        let uploaded = stored["LastModified"].as_str()?.replace("+00:00", "Z");
-        let uploaded = humantime::parse_rfc3339_weak(&uploaded).ok()?;
+        let uploaded = fleet::time(stored["LastModified"].as_str()?)?;
         Some(stored["ContentLength"].as_u64() == Some(bytes) && uploaded >= modified)
     };
     if stored.and_then(is_same) == Some(true) {
@@ -760,7 +761,7 @@ fn follow(api: &impl Api, launched: &LaunchedJob, as_json: bool) -> Result<u8, F
     let (mut printed, start) = (Vec::new(), Instant::now());
     loop {
         let fleet = Fleet::query_with_stages(api, job, stack)?;
-        for line in progress_lines(&fleet, *since, start.elapsed()) {
+        for line in progress_lines(&fleet, job, *since, start.elapsed()) {
             if !printed.contains(&line) {
                 output::note(format_args!(
                     "  {}: {line}",
@@ -782,27 +783,29 @@ fn follow(api: &impl Api, launched: &LaunchedJob, as_json: bool) -> Result<u8, F
             output::note(format_args!(
                 "\nstatus: baton aws status --name {job}     connect: baton aws connect --name {job} -- top     end: baton aws down --name {job}"
             ));
-            return if has_ended { outcome(api, stack) } else { Ok(exit::OK) };
+            return if has_ended { outcome(api, job, stack) } else { Ok(exit::OK) };
         }
         thread::sleep(FLEET_POLL_INTERVAL);
     }
 }
 
 /// The outcome of a job that has no machines any more, from the last stage that a machine reported.
-fn outcome(api: &impl Api, stack: &Stack) -> Result<u8, Failure> {
+fn outcome(api: &impl Api, job: &Job, stack: &Stack) -> Result<u8, Failure> {
     let stages = fleet::stages(api, stack)?;
     let last = stages.into_values().max_by_key(|stage| stage.unix_seconds);
     match last.map(|stage| stage.text) {
         Some(text) if text == "completed" => Ok(exit::OK),
-        Some(text) => Err(failed(format!("the job ended: {text}; `baton aws logs` shows the log"))),
-        None => Err(failed(
-            "the job ended before any machine reported; `baton aws status` may show why",
-        )),
+        Some(text) => Err(failed(format!(
+            "the job ended: {text}; `baton aws logs --name {job}` shows the log"
+        ))),
+        None => Err(failed(format!(
+            "the job ended before any machine reported; `baton aws status --name {job}` may show why"
+        ))),
     }
 }
 
 /// Lines about the state and stage of each machine, and about what is wrong. `waited` is the time since the launch.
-fn progress_lines(fleet: &Fleet, since: u64, waited: Duration) -> Vec<String> {
+fn progress_lines(fleet: &Fleet, job: &Job, since: u64, waited: Duration) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     lines.extend(fleet.launch_failure.iter().map(|failure| format!("no machine: {failure}")));
     for machine in &fleet.machines {
@@ -813,7 +816,7 @@ fn progress_lines(fleet: &Fleet, since: u64, waited: Duration) -> Vec<String> {
             lines.push(format!(
                 "{0} has reported nothing for {1}, and costs money: check that its subnet has a route to the internet (public \
                  addresses, NAT) and its image has the AWS CLI; `aws ec2 get-console-output --latest --output text \
-                 --instance-id {0}` shows its start, `baton aws down` ends it",
+                 --instance-id {0}` shows its start, `baton aws down --name {job}` ends it",
                 machine.instance,
                 human::duration(FIRST_REPORT_TIMEOUT.as_secs_f64())
             ));
@@ -1052,6 +1055,19 @@ mod tests {
     }
 
     #[test]
+    fn a_running_job_whose_coordinators_machine_is_gone_cannot_continue() {
+        let group = json!({"AutoScalingGroups": [{"DesiredCapacity": 2}]});
+        let gone = json!({"Reservations": []});
+        let api = ScriptedApi::new()
+            .answer("describe-auto-scaling-groups", group)
+            .answer("describe-instances", gone.clone())
+            .answer("describe-instances", gone);
+        let failure = run_again(&api, &["--yes"], &stack_with_coordinator()).err().unwrap();
+        let expected = "i-0 no longer exists: run `baton aws down --name digits`";
+        assert!(failure.message.contains(expected), "{failure}");
+    }
+
+    #[test]
     fn staging_does_not_change_a_running_job() {
         let api = one_lost();
         let failure = run_again(&api, &["--stage-only"], &stack_of("4")).err().unwrap();
@@ -1082,6 +1098,19 @@ mod tests {
     }
 
     #[test]
+    fn a_job_without_a_volume_is_launched_with_the_templates_defaults() {
+        let (args, job) = (args(&[]), job());
+        let remote = recipe::adapt(spec(&[]), &job, "b", false, |_| true).unwrap();
+        let given = parameters(&args, &job, "b", String::new(), "v", &[], None, &remote);
+        for name in ["VolumeId", "VolumeGb", "VolumeThroughput", "VolumeZone", "Snapshot"] {
+            let (_, declared) = stack::TEMPLATE.split_once(&format!("\n  {name}:\n")).unwrap();
+            let mut lines = declared.lines().take_while(|line| line.starts_with("    "));
+            let default = lines.find_map(|line| line.strip_prefix("    Default: ")).unwrap();
+            assert_eq!(given[name], default.trim_matches('"'), "{name}");
+        }
+    }
+
+    #[test]
     fn an_error_of_any_call_ends_the_launch_with_one_line_that_names_it() {
         let (args, spec) = (
             args(&["--yes", "--instance-type", "c7i.xlarge"]),
@@ -1101,7 +1130,7 @@ mod tests {
         assert_eq!(follow(&starting(), &launched(), true).unwrap(), exit::OK);
         break_each(starting, |api| follow(api, &launched(), false));
         let stages = || ScriptedApi::new().answer("s3 cp", Value::Null);
-        break_each(stages, |api| outcome(api, &stack));
+        break_each(stages, |api| outcome(api, &job(), &stack));
     }
 
     #[test]
@@ -1148,11 +1177,11 @@ mod tests {
         let fleet = Fleet::query(&api, &job()).unwrap();
         let Machine { role: Role::Node, .. } = fleet.machines[0] else { panic!("{fleet:?}") };
         assert_eq!(
-            progress_lines(&fleet, 0, FIRST_REPORT_TIMEOUT - Duration::from_secs(1)).len(),
+            progress_lines(&fleet, &job(), 0, FIRST_REPORT_TIMEOUT - Duration::from_secs(1)).len(),
             1
         );
-        let line = progress_lines(&fleet, 0, FIRST_REPORT_TIMEOUT).pop().unwrap();
+        let line = progress_lines(&fleet, &job(), 0, FIRST_REPORT_TIMEOUT).pop().unwrap();
         assert!(line.contains("i-1 has reported nothing"), "{line}");
-        assert!(line.contains("baton aws down"), "{line}");
+        assert!(line.contains("`baton aws down --name digits`"), "{line}");
     }
 }

@@ -289,7 +289,7 @@ export const drawRecoveries = (status, elapsed) => {
     { head: "Generation", number: true, cell: (it) => whole(it.generation) },
     { head: "Cause", cell: (it) => `${it.cause}${it.planned ? " (planned)" : ""}` },
     { head: "Parts", node: (it) => partBar(it, longest) },
-    { head: "Total", number: true, cell: (it) => (it.total_seconds === null ? (it === current ? "not yet" : "never") : duration(it.total_seconds)), mark: (it) => (it === current ? "warn" : "") },
+    { head: "Total", number: true, cell: (it) => (it.total_seconds === null ? (it === current ? "recovering" : "ended before the first step") : duration(it.total_seconds)), mark: (it) => (it === current ? "warn" : "") },
     { head: "Repeated", number: true, cell: (it) => whole(it.lost_steps) },
   ], newest);
 };

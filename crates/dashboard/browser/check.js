@@ -231,8 +231,8 @@ const checks = {
       return [shown("forming", 1), shown("training", 2)];
     });
     assert.match(during[0], /^Interrupted: rank 1 was lost\. Recovering for /);
-    assert.deepEqual(during.slice(1), ["not yet", "warn"]);
-    assert.deepEqual(after, ["", "never", ""]);
+    assert.deepEqual(during.slice(1), ["recovering", "warn"]);
+    assert.deepEqual(after, ["", "ended before the first step", ""]);
     return page;
   },
 

@@ -59,8 +59,12 @@ impl Restore {
     /// The rollback that invalidated a state or a checkpoint, if one did. Fresh weights and `path` are always valid.
     #[must_use]
     pub fn invalidated_by(&self, generation: Generation, step: Step) -> Option<&Rollback> {
-        let all = self.rollbacks.iter().chain(&self.invalidated);
-        all.into_iter().find(|rollback| rollback.invalidates(generation, step))
+        self.all_invalidated().find(|rollback| rollback.invalidates(generation, step))
+    }
+
+    /// All rollbacks that invalidate states and checkpoints.
+    pub fn all_invalidated(&self) -> impl Iterator<Item = &Rollback> {
+        self.rollbacks.iter().chain(&self.invalidated)
     }
 }
 

@@ -165,11 +165,12 @@ impl Tokenizer {
         &self.ends
     }
 
-    /// The special token with which a sample ends, perhaps before a line break, if the model's files do not name it as an
-    /// end: the model learns to write it, and then goes on.
+    /// The special token with which the last learned part of a sample ends, perhaps before a line break, if the model's
+    /// files do not name it as an end: the model learns to write it, and then goes on.
     pub(crate) fn unknown_end(&self, sample: &EncodedSample) -> Option<String> {
         let counted = sample.tokens.iter().zip(&sample.labels).rev();
         let counted = counted.skip_while(|(_, label)| **label == NO_LABEL);
+        let counted = counted.take_while(|(_, label)| **label != NO_LABEL);
         let last: Vec<u32> = counted.take(MAX_TOKENS_FROM_END).map(|(token, _)| *token).collect();
         if last.iter().any(|token| self.ends.contains(token)) {
             return None;

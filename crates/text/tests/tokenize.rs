@@ -174,6 +174,16 @@ fn an_end_of_messages_that_the_models_files_do_not_name_is_reported() {
 }
 
 #[test]
+fn a_special_token_before_a_short_reply_does_not_end_it() {
+    let mut case = Case::new(r#"{"prompt": "hi", "completion": "yo"}"#);
+    let mine = "{% for m in messages %}<|im_start|>{{ m.content }}{% endfor %}\
+                {% if add_generation_prompt %}<|im_start|>{% endif %}";
+    case.options.template = TemplateSource::File(case.model.write("mine.jinja", mine));
+    assert_eq!(case.run().unwrap().unknown_end, None);
+    assert_eq!(case.texts("train.beton"), ["<|im_start|>hi<|im_start|>yo"]);
+}
+
+#[test]
 fn long_samples_are_cut_and_counted() {
     let long = format!("{{\"text\": \"{}\"}}\n", "xy".repeat(50));
     let mut case = Case::new(&format!("{{\"text\": \"xyz\"}}\n{long}{long}"));

@@ -33,6 +33,19 @@ impl From<v1::Rollback> for Rollback {
     }
 }
 
+impl From<&Rollback> for v1::InvalidatedCheckpoints {
+    fn from(Rollback { generation, before, .. }: &Rollback) -> Self {
+        Self { before_generation: generation.0, from_step: before.0 }
+    }
+}
+
+impl From<v1::InvalidatedCheckpoints> for Rollback {
+    fn from(invalidated: v1::InvalidatedCheckpoints) -> Self {
+        let v1::InvalidatedCheckpoints { before_generation, from_step } = invalidated;
+        Self { generation: Generation(before_generation), before: Step(from_step), skip: None }
+    }
+}
+
 impl From<Diagnosis> for v1::Diagnosis {
     fn from(diagnosis: Diagnosis) -> Self {
         Self {

@@ -106,6 +106,7 @@ pub fn status(status: &Status, now: Time, job: JobInfo<'_>) -> v1::GetStatusResp
         recoveries: status.recoveries.iter().map(|entry| recovery(entry, now)).collect(),
         recoveries_total: status.recoveries_total,
         incidents: status.incidents.iter().map(Into::into).collect(),
+        invalidated_checkpoints: status.invalidated.iter().map(Into::into).collect(),
         spending: Some(spending(status, now)),
         eta_seconds: status.eta_seconds(),
         stale_messages: status.stale_messages,

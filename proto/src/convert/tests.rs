@@ -169,11 +169,15 @@ fn a_status_has_the_reason_why_the_step_went_back() {
     };
     let rollback = Rollback { generation: Generation(2), before: Step(41), skip: None };
     let incident = Incident { generation: Generation(1), diagnosis, rollback: Some(rollback) };
-    let engine_status = Status { incidents: vec![incident.clone()], ..draining_since_8_s() };
+    let incidents = vec![incident.clone()];
+    let invalidated = vec![Rollback { generation: Generation(2), before: Step(41), skip: None }];
+    let engine_status = Status { incidents, invalidated, ..draining_since_8_s() };
 
-    let mut wire = message(&engine_status).incidents;
+    let mut message = message(&engine_status);
 
-    let wire = wire.remove(0);
+    let from = v1::InvalidatedCheckpoints { before_generation: 2, from_step: 41 };
+    assert_eq!(message.invalidated_checkpoints, [from]);
+    let wire = message.incidents.remove(0);
     assert_eq!(wire.cause, incident.diagnosis.to_string());
     assert_eq!(wire.remedy, "back to before step 41 with a lower learning rate");
     let rollback = v1::Rollback { generation: 2, before: 41, skip: None };

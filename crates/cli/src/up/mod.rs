@@ -127,8 +127,10 @@ const RESTART_TIMEOUT: Duration = Duration::from_secs(3_600);
 /// Pause before a restart of a coordinator that has crashed too often.
 const LATER_RESTART_PAUSE: Duration = Duration::from_secs(10);
 
-/// After this time without an answer of a coordinator that has taken over, the user is informed.
+/// After this time without an answer, the store is asked whether another coordinator has taken over.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time between two looks at that silence.
+const SILENCE_CHECK: Duration = Duration::from_secs(10);
 
 /// Time for the coordinator to notice that an agent's process has ended.
 const DETACH_TIMEOUT: Duration = Duration::from_secs(1);
@@ -276,6 +278,7 @@ impl Up {
         self.display.note(&note);
         let served = self.serve_by(coordinator, credentials);
         self.start_agent(&served)?;
+        feed::send_later(SILENCE_CHECK, Input::SilenceCheck, &self.queue);
         // A restarted coordinator must use the same port, because agents reconnect to it.
         let listen = SocketAddr::new(self.args.listen.ip(), endpoint.address.port());
         match self.supervise(served, listen).await? {
@@ -309,7 +312,7 @@ impl Up {
             match self.next().await {
                 Input::Status(status) => self.handle_status(*status),
                 Input::Moved(coordinator) => served.coordinator = *coordinator,
-                Input::SilenceCheck => self.check_silence(&served).await?,
+                Input::SilenceCheck => self.check_silence(&mut served).await?,
                 Input::Event(event) => self.show_event(&event),
                 Input::Signal(name) => self.handle_signal(name, &served),
                 Input::Ended(kind, exit) => self.handle_exit(kind, exit, &mut served).await?,
@@ -418,18 +421,28 @@ impl Up {
         if self.stop_request != StopRequest::NotRequested {
             self.leave(served);
         }
-        feed::send_later(SILENCE_TIMEOUT, Input::SilenceCheck, &self.queue);
     }
 
-    /// Says where to look if nobody takes over from a coordinator that has taken over.
+    /// Goes on with the coordinator that has taken over from one that hangs, and says where to look if nobody takes over
+    /// from a coordinator that has taken over.
     ///
     /// # Errors
     /// The job has ended there, and its end was not seen.
-    async fn check_silence(&mut self, served: &Served) -> Result<(), Failure> {
+    async fn check_silence(&mut self, served: &mut Served) -> Result<(), Failure> {
         if self.is_ending() {
             return Ok(());
         }
+        feed::send_later(SILENCE_CHECK, Input::SilenceCheck, &self.queue);
         let silence = self.now().since(self.last_answer);
+        if !self.is_elsewhere {
+            if silence >= SILENCE_TIMEOUT
+                && let Ok(Some(other)) = self.replacement(served).await
+            {
+                self.coordinator.signal(Signal::KILL);
+                self.follow(other, served);
+            }
+            return Ok(());
+        }
         let url = served.coordinator.address().url();
         if silence >= SILENCE_TIMEOUT && matches!(self.other_coordinator(served).await, Ok(None)) {
             self.stop_child(ChildKind::Agent).await;
@@ -447,7 +460,6 @@ impl Up {
             self.display.note(&note);
             self.last_restart_note = note;
         }
-        feed::send_later(SILENCE_TIMEOUT, Input::SilenceCheck, &self.queue);
         Ok(())
     }
 

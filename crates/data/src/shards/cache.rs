@@ -277,19 +277,28 @@ impl Cache {
         if matches!(room, Reservation::Full { .. }) {
             return Ok(room);
         }
-        loop {
-            match allocate() {
-                Ok(()) => return Ok(Reservation::Made),
-                // The limit is above what the disk has for the cache.
-                Err(error) if is_disk_full(&error) => {}
-                Err(error) => return Err(Error::io("reserve space for", &work.path)(error)),
-            }
-            let CacheContents { used, candidates } =
-                self.contents(Some(&work.path), demand, next_use)?;
-            if !evict_first(&candidates)? {
-                return Ok(Reservation::Full { in_use_bytes: used, is_disk_full: true });
+        let has_allocated = || match allocate() {
+            Ok(()) => Ok(true),
+            Err(error) if is_disk_full(&error) => Ok(false),
+            Err(error) => Err(Error::io("reserve space for", &work.path)(error)),
+        };
+        if has_allocated()? {
+            return Ok(Reservation::Made);
+        }
+        // The limit is above what the disk has for the cache.
+        let CacheContents { mut used, candidates } =
+            self.contents(Some(&work.path), demand, next_use)?;
+        for (entry, entry_bytes) in &candidates {
+            let Some(locked) = lock_unused(entry)? else { continue };
+            remove(entry)?;
+            // The disk gets its space back when nobody has the file open.
+            drop(locked);
+            used -= entry_bytes;
+            if has_allocated()? {
+                return Ok(Reservation::Made);
             }
         }
+        Ok(Reservation::Full { in_use_bytes: used, is_disk_full: true })
     }
 
     /// Ends a fetch: makes the shard durable, renames it and holds it. `None` if another process evicted it between
@@ -476,17 +485,6 @@ fn partial_bytes(path: &Path) -> io::Result<u64> {
         fs::remove_file(path)?;
     }
     Ok(0)
-}
-
-/// Evicts the first shard that is not in use; `false` if there is none.
-fn evict_first(candidates: &[(CacheEntry, u64)]) -> Result<bool, Error> {
-    for (entry, _) in candidates {
-        if let Some(_locked) = lock_unused(entry)? {
-            remove(entry)?;
-            return Ok(true);
-        }
-    }
-    Ok(false)
 }
 
 /// A copy with its exclusive lock; `None` if it is in use or cannot be opened.

@@ -12,7 +12,8 @@ use crate::{
     exit::Outcome,
     ids::{Generation, LocalRank, NodeId, Rank},
     message::{
-        Activity, Commit, EvaluationProgress, LoaderReport, MachineStats, RankHeartbeat, StepReport,
+        Activity, Commit, EvaluationProgress, LoaderReport, MachineStats, RankHeartbeat, Rollback,
+        StepReport,
     },
     time::Time,
 };
@@ -61,6 +62,8 @@ pub struct Status {
     pub recoveries_total: u64,
     /// All divergences of the whole job, in order, with their rollbacks.
     pub incidents: Vec<Incident>,
+    /// All that invalidates checkpoints of the job, or of the run that it continues with another recipe.
+    pub invalidated: Vec<Rollback>,
     /// Time and money spent so far, and their limits.
     pub spending: Spending,
     /// Number of messages rejected because they came from an older generation or connection.
@@ -219,6 +222,7 @@ impl Engine {
             recoveries: self.recoveries.newest(),
             recoveries_total: self.recoveries.total(),
             incidents: self.divergences.incidents.clone(),
+            invalidated: self.restore().all_invalidated().cloned().collect(),
             spending: Spending {
                 meter: self.accounting.meter,
                 budget: self.accounting.budget,

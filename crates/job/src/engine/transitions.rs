@@ -177,9 +177,10 @@ impl Engine {
     pub(super) fn give_up_late(&mut self, seconds: f64) -> Failure {
         let late = self.lifecycle.world().map(World::late).unwrap_or_default();
         let are_connected = self.lifecycle.world().is_some_and(World::is_connected);
-        let what = match are_connected {
-            true => "have not restored their state",
-            false => "did not connect to the others",
+        let what = match (are_connected, late.len()) {
+            (true, 1) => "has not restored its state",
+            (true, _) => "have not restored their state",
+            (false, _) => "did not connect to the others",
         };
         let cause = format!("{} {what} in {seconds} s", ranks_on_nodes(&late));
         // A rank that responds and holds state is kept: it may have waited for the others, or its reports were lost.
@@ -192,8 +193,9 @@ impl Engine {
         let hanging = late.into_iter().filter(|placement| !is_kept(placement));
         let hanging: Vec<(NodeId, LocalRank)> =
             hanging.map(|placement| (placement.node.clone(), placement.local_rank)).collect();
-        // As if they had died.
-        let nodes: BTreeSet<NodeId> = hanging.iter().map(|(node, _)| node.clone()).collect();
+        // As if they had died; but of ranks that have answered, one may hang and the others wait for it.
+        let mut nodes: BTreeSet<NodeId> = hanging.iter().map(|(node, _)| node.clone()).collect();
+        nodes.retain(|node| !has_answered || self.nodes.brings_no_state(node));
         self.nodes.count_failures_of(&nodes);
         self.lifecycle.hanging = hanging;
         crash(cause)
@@ -212,7 +214,8 @@ impl Engine {
             // The generation ended for a rollback, which is not a failure.
             return self.open(now);
         }
-        if !self.lifecycle.is_reattached {
+        let are_connected = self.lifecycle.world().is_some_and(World::is_connected);
+        if !self.lifecycle.is_reattached && !are_connected {
             self.leave_out_unconnected(now, &failure);
         }
         if !self.only_newcomers_failed() {

@@ -4,7 +4,7 @@ use baton_checkpoint::Store;
 use baton_job::exit::Failure;
 
 use super::folder::{
-    BareWord, Reference, StoreUser, blocking, is_newest, open, pick_and_skip, store_failure,
+    BareWord, FoundFolder, Reference, blocking, is_newest, open, pick_and_skip, store_failure,
 };
 use crate::{
     commands::bar::{BYTES, bar},
@@ -26,6 +26,8 @@ an interrupted copy, run the command again. Only one file is in memory at a time
 Do not copy to where a job saves: the destination takes over the checkpoint's generation, and a job there of \
 an older generation can no longer save. A job that starts there resumes from the newest checkpoint; \
 its recipe must be the same.
+
+A folder does not record which checkpoints a rollback has invalidated: after a divergence, name the one to copy.
 
 Exit code 1 after a copy: newer checkpoints were not copied because they are damaged.")]
 pub(crate) struct Args {
@@ -61,7 +63,8 @@ fn copy(source: &str, destination: &str) -> Result<(json::CopiedCheckpoint, Vec<
         )));
     }
     let from = open(&location)?;
-    let (manifest, skipped) = pick_and_skip(&from, &StoreUser::Any, &[], name.as_deref())?;
+    let folder = FoundFolder::at(&location);
+    let (manifest, skipped) = pick_and_skip(&from, &folder, name.as_deref())?;
     let to = Store::open(destination).map_err(store_failure)?;
     let bar = bar(BYTES, manifest.all_bytes());
     let copied = from.copy_to(&manifest, &to, &|bytes| bar.inc(bytes));

@@ -7,7 +7,7 @@ use comfy_table::{Table, presets};
 use serde_json::Value;
 
 use super::folder::{
-    BareWord, FolderFlags, FoundFolder, Reference, StoreUser, blocking, open, pick, store_failure,
+    BareWord, FolderFlags, FoundFolder, Reference, blocking, open, pick, store_failure,
 };
 use crate::{
     commands::{
@@ -72,14 +72,10 @@ struct Side {
 impl Side {
     /// Opens a checkpoint; `folder` is used if the reference has no location.
     fn open(reference: Reference, folder: Option<&FoundFolder>) -> Result<Self, Failure> {
-        let (location, user, rollbacks) = match (&reference.location, folder) {
-            (None, Some(found)) => (&*found.location, &found.user, &*found.rollbacks),
-            (location, _) => {
-                (location.as_deref().unwrap_or_default(), &StoreUser::Any, [].as_slice())
-            }
-        };
-        let store = open(location)?;
-        let manifest = pick(&store, user, rollbacks, reference.name.as_deref())?;
+        let named = FoundFolder::at(reference.location.as_deref().unwrap_or_default());
+        let folder = folder.filter(|_| reference.location.is_none()).unwrap_or(&named);
+        let store = open(&folder.location)?;
+        let manifest = pick(&store, folder, reference.name.as_deref())?;
         Ok(Self { store, manifest })
     }
 

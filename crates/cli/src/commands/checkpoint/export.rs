@@ -14,7 +14,7 @@ use baton_language::{
 };
 
 use super::{
-    folder::{FolderFlags, FoundFolder, is_newest, pick_and_skip, store_failure, with_store},
+    folder::{FolderFlags, is_newest, store_failure, with_picked, with_store},
     merge::language_recipe,
 };
 use crate::{
@@ -170,19 +170,13 @@ fn target(args: &Args) -> Result<ExportTarget, Failure> {
 
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
     let target = target(&args)?;
-    let FoundFolder { location, user, rollbacks, .. } = args.folder.find().await?;
+    let folder = args.folder.find().await?;
     let float = args.dtype.float();
     let weights = if args.ema { Weights::Averaged } else { Weights::Raw };
     let (path, format) = (target.path().display().to_string(), target.format());
-    let (manifest, damaged, bytes) = with_store(location, move |store| {
-        let attempt = || {
-            let name = args.name.as_deref();
-            let (manifest, damaged) = pick_and_skip(store, &user, &rollbacks, name)?;
-            let bytes = target.write(float, store, &manifest, weights)?;
-            Ok((manifest, damaged, bytes))
-        };
-        // A job may remove the newest checkpoint meanwhile, after a newer one is there.
-        attempt().or_else(|failure| if args.name.is_none() { attempt() } else { Err(failure) })
+    let (manifest, damaged, bytes) = with_store(folder.location.clone(), move |store| {
+        let write = |manifest: &Manifest| target.write(float, store, manifest, weights);
+        with_picked(store, &folder, args.name.as_deref(), write)
     })
     .await?;
     let exported = json::ExportedWeights {

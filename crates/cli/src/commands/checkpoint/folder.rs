@@ -9,13 +9,8 @@ use std::{
 use baton_checkpoint::{
     CheckpointReference, Claimant, Entry, EntryState, Error, Manifest, SaveId, Store,
 };
-use baton_job::{
-    Generation, JobId,
-    exit::Failure,
-    message::{Restore, Rollback},
-};
-use baton_proto::v1::GetStatusResponse;
-use baton_recipe::Step;
+use baton_job::{Generation, JobId, exit::Failure, message::Rollback};
+use baton_proto::v1::{GetStatusResponse, InvalidatedCheckpoints};
 use serde::Deserialize;
 
 use crate::{
@@ -44,8 +39,7 @@ impl FolderFlags {
         if let Some(status) = self.status().await? {
             let location = status.checkpoint_location.clone();
             let user = status.job_id.parse().map_or(StoreUser::Any, |id| StoreUser::Job(JobId(id)));
-            let rollbacks = status.incidents.iter().filter_map(|incident| incident.rollback);
-            let rollbacks = rollbacks.map(Rollback::from).collect();
+            let rollbacks = rollbacks(&status.invalidated_checkpoints);
             return Ok(FoundFolder { location, user, rollbacks, is_served: true });
         }
         if let Some(store) = &self.target.store {
@@ -61,7 +55,9 @@ impl FolderFlags {
             ))
         })?;
         let user = StoreUser::RunFolder(path::absolute(&run).unwrap_or(run).display().to_string());
-        let rollbacks = report.map(SavedReport::rollbacks).unwrap_or_default();
+        let rollbacks = report
+            .map(|report| rollbacks(&report.status.invalidated_checkpoints))
+            .unwrap_or_default();
         Ok(FoundFolder { location, user, rollbacks, is_served: false })
     }
 
@@ -90,7 +86,7 @@ pub(super) struct FoundFolder {
     pub(super) location: String,
     /// Whose checkpoints are meant.
     pub(super) user: StoreUser,
-    /// Those of the job, as its coordinator or the report in its run folder says: they invalidate checkpoints.
+    /// What has invalidated checkpoints of the job, as its coordinator or the report in its run folder says.
     pub(super) rollbacks: Vec<Rollback>,
     /// Whether a coordinator has said where it is.
     pub(super) is_served: bool,
@@ -98,7 +94,7 @@ pub(super) struct FoundFolder {
 
 impl FoundFolder {
     /// A place that the user has named.
-    fn at(location: &str) -> Self {
+    pub(super) fn at(location: &str) -> Self {
         let (location, rollbacks) = (location.to_owned(), Vec::new());
         Self { location, user: StoreUser::Any, rollbacks, is_served: false }
     }
@@ -174,18 +170,7 @@ struct SavedReport {
 #[serde(default)]
 struct SavedStatus {
     checkpoint_location: String,
-    divergences: Vec<SavedDivergence>,
-}
-
-#[derive(Debug, Deserialize)]
-struct SavedDivergence {
-    rollback: Option<SavedRollback>,
-}
-
-#[derive(Debug, Deserialize)]
-struct SavedRollback {
-    generation: u64,
-    before: u64,
+    invalidated_checkpoints: Vec<InvalidatedCheckpoints>,
 }
 
 impl SavedReport {
@@ -199,16 +184,10 @@ impl SavedReport {
         let dir = recipe.get("checkpoint").and_then(|checkpoint| checkpoint.get("dir"));
         dir.and_then(toml::Value::as_str).is_some_and(|dir| !dir.is_empty())
     }
+}
 
-    fn rollbacks(self) -> Vec<Rollback> {
-        let rollbacks = self.status.divergences.into_iter().filter_map(|found| found.rollback);
-        let rollback = |SavedRollback { generation, before }| Rollback {
-            generation: Generation(generation),
-            before: Step(before),
-            skip: None,
-        };
-        rollbacks.map(rollback).collect()
-    }
+fn rollbacks(invalidated: &[InvalidatedCheckpoints]) -> Vec<Rollback> {
+    invalidated.iter().map(|&found| found.into()).collect()
 }
 
 /// Where the checkpoints of a run folder are: where its report says, if the recipe put them elsewhere, or else in it, as
@@ -310,22 +289,20 @@ pub(super) fn complete_manifest(entry: &Entry) -> Result<&Manifest, Failure> {
     }
 }
 
-/// The checkpoint called `name`, or the newest complete one of the user that no rollback has invalidated. It is an error
-/// if the newest one is from a newer Baton.
+/// The checkpoint called `name`, or the newest complete one of the folder's user that no rollback has invalidated. It is
+/// an error if the newest one is from a newer Baton.
 pub(super) fn pick(
     store: &Store,
-    user: &StoreUser,
-    rollbacks: &[Rollback],
+    folder: &FoundFolder,
     name: Option<&str>,
 ) -> Result<Manifest, Failure> {
-    pick_and_skip(store, user, rollbacks, name).map(|(manifest, _)| manifest)
+    pick_and_skip(store, folder, name).map(|(manifest, _)| manifest)
 }
 
 /// Like [`pick`], also with the damaged checkpoints that are newer than the picked one, if no name was given.
 pub(super) fn pick_and_skip(
     store: &Store,
-    user: &StoreUser,
-    rollbacks: &[Rollback],
+    folder: &FoundFolder,
     name: Option<&str>,
 ) -> Result<(Manifest, Vec<String>), Failure> {
     let entries = store.list().map_err(store_failure)?;
@@ -333,10 +310,11 @@ pub(super) fn pick_and_skip(
         let manifest = complete_manifest(named(&entries, name, store.location())?)?;
         return Ok((manifest.clone(), Vec::new()));
     }
-    let restore = Restore { rollbacks: rollbacks.to_vec(), ..Restore::default() };
-    let is_valid = |id: SaveId| restore.invalidated_by(id.generation, id.step).is_none();
+    let is_valid = |Entry { id, .. }: &&Entry| {
+        !folder.rollbacks.iter().any(|rollback| rollback.invalidates(id.generation, id.step))
+    };
     let mut damaged = Vec::new();
-    for entry in user.own(store, entries)?.iter().filter(|entry| is_valid(entry.id)) {
+    for entry in folder.user.own(store, entries)?.iter().filter(is_valid) {
         match &entry.state {
             EntryState::Complete(_) | EntryState::Newer(_) => {
                 return Ok((complete_manifest(entry)?.clone(), damaged));
@@ -350,6 +328,21 @@ pub(super) fn pick_and_skip(
         return Err(none);
     }
     Err(bad_input(format!("{}; damaged: {}", none.message, damaged.join(", "))))
+}
+
+/// Works on what [`pick_and_skip`] picks. A job may remove the newest checkpoint meanwhile, after a newer one is there.
+pub(super) fn with_picked<T>(
+    store: &Store,
+    folder: &FoundFolder,
+    name: Option<&str>,
+    work: impl Fn(&Manifest) -> Result<T, Failure>,
+) -> Result<(Manifest, Vec<String>, T), Failure> {
+    let attempt = || {
+        let (manifest, damaged) = pick_and_skip(store, folder, name)?;
+        let done = work(&manifest)?;
+        Ok((manifest, damaged, done))
+    };
+    attempt().or_else(|failure| if name.is_none() { attempt() } else { Err(failure) })
 }
 
 /// The error after the work on a checkpoint if newer ones are damaged. `done` is what was not done with these.
@@ -400,17 +393,23 @@ pub(super) enum BareWord {
 
 #[cfg(test)]
 mod tests {
+    use baton_recipe::Step;
+
     use super::*;
     use crate::commands::checkpoint::samples::{self, Sample};
+
+    fn of_user(user: StoreUser) -> FoundFolder {
+        FoundFolder { user, ..FoundFolder::at("") }
+    }
 
     #[test]
     fn without_a_complete_checkpoint_the_damaged_one_is_named() {
         let sample = samples::store();
-        assert!(pick(&sample.store, &StoreUser::Any, &[], None).unwrap_err().class.is_retriable());
+        assert!(pick(&sample.store, &FoundFolder::at(""), None).unwrap_err().class.is_retriable());
         let name = Sample::default().save(&sample.store).name();
         let manifest = sample.folder.path().join(&name).join("manifest.json");
         fs::write(manifest, "{").unwrap();
-        let failure = pick(&sample.store, &StoreUser::Any, &[], None).unwrap_err();
+        let failure = pick(&sample.store, &FoundFolder::at(""), None).unwrap_err();
         assert!(!failure.class.is_retriable());
         assert!(failure.message.contains(&format!("damaged: {name} (")), "{failure}");
     }
@@ -433,14 +432,14 @@ mod tests {
             Sample { generation: number, job, ..Sample::default() }.save(&sample.store);
         }
         let of = |run: &str| {
-            let picked = pick(&sample.store, &StoreUser::RunFolder(run.to_owned()), &[], None);
+            let picked = pick(&sample.store, &of_user(StoreUser::RunFolder(run.to_owned())), None);
             picked.map(|manifest| manifest.generation.0).map_err(|failure| failure.message)
         };
         // A folder that was moved is not known.
         assert_eq!(["/runs/a", "/runs/b", "/runs/c"].map(of), [Ok(1), Ok(2), Ok(2)]);
         let job = StoreUser::Job(JobId(uuid::Uuid::from_u128(1)));
-        assert_eq!(pick(&sample.store, &job, &[], None).unwrap().generation.0, 1);
-        assert_eq!(pick(&sample.store, &StoreUser::Any, &[], None).unwrap().generation.0, 2);
+        assert_eq!(pick(&sample.store, &of_user(job), None).unwrap().generation.0, 1);
+        assert_eq!(pick(&sample.store, &FoundFolder::at(""), None).unwrap().generation.0, 2);
 
         let damaged = sample.folder.path().join("step-0000000088-gen-000001/manifest.json");
         fs::write(damaged, "{").unwrap();
@@ -454,8 +453,8 @@ mod tests {
         assert_eq!(location(), None);
         let reported = |dir: &str| {
             let recipe_toml = format!("name = \"a\"\n[checkpoint]\ndir = \"{dir}\"\n");
-            let status = serde_json::json!({"checkpoint_location": "s3://bucket/run", "divergences": [
-                {"rollback": null}, {"rollback": {"generation": 3, "before": 70, "remedy": "lower_lr"}}]});
+            let status = serde_json::json!({"checkpoint_location": "s3://bucket/run",
+                "invalidated_checkpoints": [{"before_generation": 3, "from_step": 70}]});
             let report = serde_json::json!({"status": status, "recipe_toml": recipe_toml});
             fs::write(run.path().join("report.json"), report.to_string()).unwrap();
         };
@@ -468,9 +467,9 @@ mod tests {
         reported("s3://bucket/run");
         assert_eq!(location().as_deref(), Some("s3://bucket/run"));
 
-        let rollbacks = SavedReport::read(run.path()).unwrap().rollbacks();
+        let invalidated = SavedReport::read(run.path()).unwrap().status.invalidated_checkpoints;
         let expected = Rollback { generation: Generation(3), before: Step(70), skip: None };
-        assert_eq!(rollbacks, [expected]);
+        assert_eq!(rollbacks(&invalidated), [expected]);
     }
 
     #[test]
@@ -487,12 +486,13 @@ mod tests {
     #[test]
     fn a_checkpoint_that_a_rollback_invalidated_is_not_the_newest() {
         let sample = samples::run();
-        let newest = |rollbacks: &[Rollback]| {
-            pick(&sample.store, &StoreUser::Any, rollbacks, None).unwrap().step
+        let newest = |rollbacks: Vec<Rollback>| {
+            let folder = FoundFolder { rollbacks, ..FoundFolder::at("") };
+            pick(&sample.store, &folder, None).unwrap().step
         };
-        assert_eq!(newest(&[]), Step(110));
+        assert_eq!(newest(vec![]), Step(110));
         let rollback = Rollback { generation: Generation(3), before: Step(70), skip: None };
-        assert_eq!(newest(&[rollback]), Step(66));
+        assert_eq!(newest(vec![rollback]), Step(66));
     }
 
     const NAME: &str = "step-0000000440-gen-000003";

@@ -1,6 +1,6 @@
 //! The retention rule of the run that wrote a store's checkpoints.
 
-use baton_checkpoint::{Entry, PruneDecision, Retention, Store, prune_decisions};
+use baton_checkpoint::{Claimant, Entry, PruneDecision, Retention, Store, prune_decisions};
 use baton_job::{
     Generation,
     exit::Failure,
@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::folder::store_failure;
 
-/// The retention settings of a manifest's recipe. A recipe of an older Baton may lack some fields.
+/// The retention settings of a recipe. One of an older Baton may lack some fields.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct RetentionRecipe {
@@ -25,20 +25,15 @@ struct RetentionSettings {
     keep_every_epochs: u32,
 }
 
-/// All checkpoints, newest first, and the retention of the run that wrote the newest.
+/// All checkpoints, newest first, and the retention of the run that used the store last.
 pub(super) fn listed(
     store: &Store,
     rollbacks: &[Rollback],
 ) -> Result<(Vec<Entry>, Retention), Failure> {
     let entries = store.list().map_err(store_failure)?;
     let fence = store.fence().map_err(store_failure)?;
-    let newest = entries.iter().find_map(|entry| entry.state.manifest());
-    let claimant = match newest {
-        Some(newest) => store.claimant(newest.generation).map_err(store_failure)?,
-        None => None,
-    };
-    let begun = claimant.and_then(|claimant| claimant.not_before);
-    let retention = retention(&entries, begun, fence, rollbacks);
+    let claimant = store.claimant(fence).map_err(store_failure)?;
+    let retention = retention(&entries, claimant.as_ref(), fence, rollbacks);
     Ok((entries, retention))
 }
 
@@ -52,23 +47,24 @@ pub(super) fn with_decisions(
     Ok(entries.into_iter().zip(decisions).collect())
 }
 
-/// The retention rule by the recipe of the newest complete checkpoint, whose run removes nothing older than `begun`. If
-/// that is not known, as of a copied checkpoint, it is assumed to have written all checkpoints of the same job only.
+/// The retention rule of the claimant. Where the store names none, as one with copied checkpoints, the
+/// newest complete checkpoint does, and its job is assumed to have written all of its own.
 fn retention(
     entries: &[Entry],
-    begun: Option<Generation>,
+    claimant: Option<&Claimant>,
     fence: Generation,
     rollbacks: &[Rollback],
 ) -> Retention {
     let complete = || entries.iter().filter_map(|entry| entry.state.manifest());
     let newest = complete().next();
-    let recipe =
-        newest.and_then(|newest| serde_json::from_str::<RetentionRecipe>(&newest.recipe).ok());
-    let RetentionSettings { keep_last, keep_best, keep_every_epochs } =
-        recipe.unwrap_or_default().checkpoint;
+    let recipes = [claimant.map(|found| &found.recipe), newest.map(|newest| &newest.recipe)];
+    let recipe = recipes.into_iter().flatten().find_map(|recipe| serde_json::from_str(recipe).ok());
+    let RetentionRecipe { checkpoint } = recipe.unwrap_or_default();
+    let RetentionSettings { keep_last, keep_best, keep_every_epochs } = checkpoint;
     let of_job =
         complete().filter(|manifest| newest.is_some_and(|newest| newest.job == manifest.job));
     let first_of_job = || of_job.map(|manifest| manifest.generation).min().unwrap_or_default();
+    let begun = claimant.and_then(|claimant| claimant.not_before);
     let not_before = begun.unwrap_or_else(first_of_job);
     let rollbacks = rollbacks.to_vec();
     Retention {

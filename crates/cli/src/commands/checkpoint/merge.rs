@@ -10,9 +10,7 @@ use baton_job::exit::Failure;
 use baton_language::{LanguageModel, NewFolder, merge::Merge, output::MAX_FILE_BYTES};
 use baton_recipe::JobSpec;
 
-use super::folder::{
-    FolderFlags, FoundFolder, is_newest, pick_and_skip, store_failure, with_store,
-};
+use super::folder::{FolderFlags, is_newest, store_failure, with_picked, with_store};
 use crate::{
     commands::{
         bar::{BYTES, CommandProgress},
@@ -62,15 +60,10 @@ pub(crate) struct Args {
 }
 
 pub(super) async fn run(args: Args) -> Result<(), Failure> {
-    let FoundFolder { location, user, rollbacks, .. } = args.folder.find().await?;
-    let (merged, damaged, is_json) = with_store(location, move |store| {
-        let attempt = || {
-            let name = args.name.as_deref();
-            let (manifest, damaged) = pick_and_skip(store, &user, &rollbacks, name)?;
-            Ok((merge(store, &manifest, &args)?, damaged, args.json))
-        };
-        // A job may remove the newest checkpoint meanwhile, after a newer one is there.
-        attempt().or_else(|failure| if args.name.is_none() { attempt() } else { Err(failure) })
+    let folder = args.folder.find().await?;
+    let is_json = args.json;
+    let (_, damaged, merged) = with_store(folder.location.clone(), move |store| {
+        with_picked(store, &folder, args.name.as_deref(), |manifest| merge(store, manifest, &args))
     })
     .await?;
     json::print(is_json, &merged, |merged| {

@@ -332,3 +332,27 @@ fn ranks_that_have_connected_may_restore_their_state_for_a_long_time() {
     let cause = &causes(&engine)[0];
     assert!(cause.contains("have not restored their state in 900 s"), "{cause}");
 }
+
+#[test]
+fn nodes_whose_ranks_restore_for_too_long_are_not_asked_for_another_address() {
+    let mut engine = meeting_a_newcomer();
+    engine.policy.min_ranks = 1;
+    for rank in [0, 1] {
+        report(&mut engine, at(5.3), rank, RankReport::Met);
+    }
+    let actions = engine.drive(at(5.3 + 900.0), Event::Tick);
+    assert_eq!((quarantines(&actions), dismissed(&actions)), (vec![], vec![]));
+    let cause = causes(&engine).pop().unwrap();
+    assert!(cause.ends_with("have not restored their state in 900 s"), "{cause}");
+    assert_eq!(engine.nodes.get(&node(1)).unwrap().failures, 1, "it brings no state");
+
+    // Nobody has the state: one rank hangs, and the others wait for it.
+    let mut engine = meeting(&[1, 1]);
+    engine.policy.min_ranks = 1;
+    for rank in [0, 1] {
+        report(&mut engine, at(2.0), rank, RankReport::Met);
+    }
+    let actions = engine.drive(at(2.0 + 900.0), Event::Tick);
+    assert_eq!((quarantines(&actions), dismissed(&actions)), (vec![], vec![]));
+    assert!([0, 1].iter().all(|&number| engine.nodes.get(&node(number)).unwrap().failures == 0));
+}

@@ -194,6 +194,7 @@ fn a_collapse_that_ends_the_job_invalidates_its_checkpoint_for_the_next_start() 
     assert!(engine.restore().invalidated_by(Generation(4), Step(40)).is_some());
     assert!(engine.restore().invalidated_by(Generation(4), Step(39)).is_none());
     assert!(engine.restore().invalidated_by(Generation(5), Step(40)).is_none());
+    assert_eq!(engine.status().invalidated, [rollback(5, 40)]);
 }
 
 #[test]
