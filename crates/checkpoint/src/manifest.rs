@@ -223,14 +223,42 @@ impl Manifest {
         Some(better(self.accuracy()?, self.progress.last_ema.as_ref()))
     }
 
+    /// Which results in this checkpoint cannot be compared with those of a run with this recipe, data and program.
+    #[must_use]
+    pub fn outdated_in(
+        &self,
+        spec: &JobSpec,
+        data: Option<&DataSummary>,
+        program: Option<&str>,
+    ) -> Outdated {
+        let by_recipe = spec.outdates(&self.recipe);
+        let is_other_program =
+            self.program.as_deref().is_some_and(|digest| program != Some(digest));
+        let by_data = match (&self.data, data) {
+            (Some(old), Some(new)) if new.val.difference(&old.val).is_some() => {
+                Outdated::Evaluations
+            }
+            (Some(old), Some(new)) if new.train.difference(&old.train).is_some() => Outdated::Loss,
+            (Some(_), _) => Outdated::Nothing,
+            // An older version, which did not record what the sets hold.
+            (None, _) => {
+                let of = |spec: &JobSpec| (spec.data.train.clone(), spec.data.val.clone());
+                let has_moved =
+                    JobSpec::from_saved(&self.recipe).is_ok_and(|saved| of(&saved) != of(spec));
+                if has_moved { Outdated::Evaluations } else { Outdated::Nothing }
+            }
+        };
+        let by_program = if is_other_program { Outdated::Evaluations } else { Outdated::Nothing };
+        by_recipe.max(by_data).max(by_program)
+    }
+
     /// Whether evaluations in both can be compared: those of this one did not begin anew since the older one.
     pub(crate) fn is_comparable_with(&self, older: &Self) -> bool {
-        let is_same_recipe = self.recipe == older.recipe
-            || JobSpec::from_saved(&self.recipe)
-                .is_ok_and(|spec| spec.outdates(&older.recipe) != Outdated::Evaluations);
-        let data = self.data.as_ref().zip(older.data.as_ref());
-        let is_same_data = data.is_none_or(|(new, old)| new.val.difference(&old.val).is_none());
-        is_same_recipe && is_same_data && self.program == older.program
+        let (data, program) = (self.data.as_ref(), self.program.as_deref());
+        // A recipe of a newer version cannot be read.
+        JobSpec::from_saved(&self.recipe).map_or(self.recipe == older.recipe, |spec| {
+            older.outdated_in(&spec, data, program) != Outdated::Evaluations
+        })
     }
 
     /// The report of this commit.

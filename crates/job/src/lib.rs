@@ -28,6 +28,7 @@ mod kit;
 pub mod mesh_secret;
 pub mod message;
 pub mod plan;
+pub mod route;
 pub mod session;
 mod shorten;
 pub mod standby;

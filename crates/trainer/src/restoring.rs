@@ -19,7 +19,6 @@ use baton_job::{
     message::{Restored, StateSource},
 };
 use baton_recipe::{
-    JobSpec,
     progress::{Outdated, Progress},
     schedule::learning_rate,
 };
@@ -295,31 +294,19 @@ fn changes(
 ) -> Result<(Vec<String>, Outdated), Error> {
     let RestoreContext { job: TrainingJob { id, spec, inputs, .. }, restore } = context;
     let mut changes = spec.changes_since(&manifest.recipe);
-    let mut outdated = spec.outdates(&manifest.recipe);
+    let mut outdated = manifest.outdated_in(spec, Some(inputs.summary()), program);
     if manifest.program.as_deref().is_some_and(|digest| program != Some(digest)) {
         changes.push(format!("the network in {} is another one", spec.model.definition()));
-        outdated = Outdated::Evaluations;
-    }
-    if manifest.data.is_none()
-        && let Ok(saved) = JobSpec::from_saved(&manifest.recipe)
-        && (&saved.data.train, &saved.data.val) != (&spec.data.train, &spec.data.val)
-    {
-        // An older version, which did not record what they hold.
-        outdated = Outdated::Evaluations;
     }
     let (data, samples) = (inputs.summary(), inputs.plan().samples);
     let sets = manifest.data.iter().flat_map(|saved| {
         let train = data.train.difference(&saved.train);
         let val = data.val.difference(&saved.val);
-        [
-            ("training", &spec.data.train, train, Outdated::Loss),
-            ("validation", &spec.data.val, val, Outdated::Evaluations),
-        ]
+        [("training", &spec.data.train, train), ("validation", &spec.data.val, val)]
     });
-    for (name, set, difference, outdates) in sets {
+    for (name, set, difference) in sets {
         if let Some(difference) = difference {
             changes.push(format!("the {name} set {set} has {difference}"));
-            outdated = outdated.max(outdates);
         }
     }
     if let Some(before) = manifest.train_samples.filter(|before| *before != samples) {

@@ -290,7 +290,7 @@ impl Agent {
         for action in self.session.handle(self.now(), event) {
             debug!(?action, "action");
             match action {
-                Action::Connect => self.uplink.connect(),
+                Action::Connect => self.uplink.connect(self.now()),
                 Action::Send(report) => self.uplink.send(report),
                 Action::Spawn { local_rank, incarnation } => match self.setup() {
                     Some(setup) => self.processes.spawn(local_rank, incarnation, setup),
@@ -388,7 +388,7 @@ impl Agent {
         let first_rank = self.ranks.lock().values().min().copied();
         let Some(standby) = &mut self.standby else { return false };
         standby.seen(now, (first_rank, self.slots), lease);
-        standby.address().is_some_and(|address| self.uplink.use_address(address))
+        standby.address().is_some_and(|address| self.uplink.learn(now, address))
     }
 
     /// Fails if no coordinator has ever answered within the limit.

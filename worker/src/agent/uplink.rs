@@ -1,10 +1,6 @@
 //! The agent's connection to the coordinator: one stream at a time.
 
-use std::{
-    error::Error as _,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{error::Error as _, sync::Arc, time::Duration};
 
 use baton_access::{
     Bearer, ClientCredentials,
@@ -12,8 +8,10 @@ use baton_access::{
 };
 use baton_build_info::REVISION;
 use baton_job::{
+    Time,
     exit::{Failure, bad_input, crash},
     message::AgentReport,
+    route::{Destination, Route},
     session::Event,
 };
 use baton_proto::v1::{self, node_service_client::NodeServiceClient};
@@ -28,16 +26,13 @@ use super::{AgentInput, InputQueue};
 /// Receive window of HTTP/2, in bytes.
 const RECEIVE_WINDOW_BYTES: u32 = 4 << 20;
 
-/// How long a coordinator at the flag's address may take to answer while the lease names another one: it may have no job.
-const LONGEST_WAIT_AT_FLAG: Duration = Duration::from_secs(5);
-
 /// Makes other calls to the coordinator, outside the stream of reports.
 pub(super) struct Caller {
     endpoint: SharedEndpoint,
     bearer: Bearer,
 }
 
-/// Where the coordinator is now.
+/// Where the newest connection leads.
 type SharedEndpoint = Arc<Mutex<Endpoint>>;
 
 impl Caller {
@@ -56,17 +51,11 @@ impl Caller {
 
 /// Connects to the coordinator, sends reports, and puts what it receives into the agent's queue.
 pub(super) struct Uplink {
-    /// URL of the flag.
-    flag: String,
-    /// The newest URL of a lease, or that of the flag.
-    url: String,
+    route: Route,
     endpoint: SharedEndpoint,
-    /// That of the flag.
     flag_endpoint: Endpoint,
-    /// Number of connections since the address changed, or since the coordinator there has answered.
-    connections: u32,
-    /// Since when a connection to the flag's address waits for an answer, while the lease names another one.
-    at_flag_since: Option<Instant>,
+    /// If the address in the lease can be used.
+    lease_endpoint: Option<Endpoint>,
     credentials: ClientCredentials,
     bearer: Bearer,
     stream: Option<JoinHandle<()>>,
@@ -86,12 +75,10 @@ impl Uplink {
             bad_input(format!("--coordinator {url}: {problem}; e.g. http://10.0.0.1:29600"))
         })?;
         Ok(Self {
-            flag: url.clone(),
-            url,
+            route: Route::new(url),
             endpoint: Arc::new(Mutex::new(endpoint.clone())),
             flag_endpoint: endpoint,
-            connections: 0,
-            at_flag_since: None,
+            lease_endpoint: None,
             bearer: credentials.bearer(),
             credentials: credentials.clone(),
             queue,
@@ -103,47 +90,46 @@ impl Uplink {
 
     /// Whether the coordinator is reached by TLS.
     pub(super) fn has_tls(&self) -> bool {
-        self.flag.starts_with("https://")
+        self.route.flag().starts_with("https://")
     }
 
-    /// Connects to the coordinator at this URL from now on, or to that of the flag. Returns whether that is another one; a
-    /// connection to the one before ends without an event.
-    pub(super) fn use_address(&mut self, address: Option<&str>) -> bool {
-        let url = address.unwrap_or(&self.flag);
-        if url == self.url {
-            let has_waited = |since: Instant| since.elapsed() >= LONGEST_WAIT_AT_FLAG;
-            return self.at_flag_since.is_some_and(has_waited) && self.leave_flag();
+    /// The coordinator's lease has this URL, if there is one. Returns whether a connection has ended for it, without an event.
+    pub(super) fn learn(&mut self, now: Time, url: Option<&str>) -> bool {
+        if !self.route.learn(url) {
+            return self.route.waits_too_long(now) && self.leave_flag();
         }
-        url.clone_into(&mut self.url);
-        self.connections = 0;
-        // The token must not be sent without encryption because of a file in the store.
-        let found = match self.has_tls() && !self.url.starts_with("https://") {
-            true => Err("it has no TLS, and that of --coordinator has".to_owned()),
-            false => endpoint(&self.url, &self.credentials),
+        let is_secure = |url: &str| !self.has_tls() || url.starts_with("https://");
+        let found = match url {
+            None => Ok(self.flag_endpoint.clone()),
+            Some(url) if is_secure(url) => endpoint(url, &self.credentials),
+            // The token must not be sent without encryption because of a file in the store.
+            Some(_) => Err("it has no TLS, and that of --coordinator has".to_owned()),
         };
-        match found {
-            Ok(found) => *self.endpoint.lock() = found,
+        let url = url.unwrap_or(self.route.flag());
+        match &found {
+            Ok(_) => info!(url, "another coordinator serves the job"),
             Err(problem) => {
-                warn!(self.url, "the address in the coordinator's lease is not used: {problem}");
-                return false;
+                warn!(url, "the address in the coordinator's lease is not used: {problem}");
             }
         }
-        info!(self.url, "another coordinator serves the job");
-        self.end_stream();
-        true
+        self.lease_endpoint = found.ok();
+        let is_usable = self.lease_endpoint.is_some();
+        if is_usable {
+            self.end_stream();
+        }
+        is_usable
     }
 
-    /// The coordinator has answered: the next connection is one to the same address.
+    /// The coordinator has answered.
     pub(super) fn welcomed(&mut self) {
-        self.connections = u32::from(self.at_flag_since.take().is_some());
+        self.route.welcomed();
     }
 
     /// Ends a connection to the flag's address without an event, if the lease names another one: that is next.
     pub(super) fn leave_flag(&mut self) -> bool {
-        let is_at_flag = self.at_flag_since.take().is_some();
+        let is_at_flag = self.route.leave_flag();
         if is_at_flag {
             self.end_stream();
-            self.connections = 0;
         }
         is_at_flag
     }
@@ -165,19 +151,17 @@ impl Uplink {
     }
 
     /// Starts a connection; `Connected` or `Disconnected` follows in the queue.
-    pub(super) fn connect(&mut self) {
+    pub(super) fn connect(&mut self, now: Time) {
         // There is one stream at a time: this call may follow the end of an older one, which was still in the queue.
         self.end_stream();
         let (outbox, messages) = mpsc::unbounded_channel();
         self.outbox = Some(outbox);
-        // A lease may be that of a lost coordinator, while a user has started another one at the flag's address.
-        let is_at_flag = self.connections % 2 == 1 && self.url != self.flag;
-        self.at_flag_since = is_at_flag.then(Instant::now);
-        let endpoint = match is_at_flag {
-            true => self.flag_endpoint.clone(),
-            false => self.endpoint.lock().clone(),
+        let lease = match self.route.connect(now) {
+            Destination::Flag => None,
+            Destination::Lease => self.lease_endpoint.as_ref(),
         };
-        self.connections = self.connections.wrapping_add(1);
+        let endpoint = lease.unwrap_or(&self.flag_endpoint).clone();
+        *self.endpoint.lock() = endpoint.clone();
         let bearer = self.bearer.clone();
         let queue = self.queue.clone();
         let last_error = self.last_error.clone();
@@ -277,13 +261,14 @@ mod tests {
     fn uses(flag: &str, address: &str) -> bool {
         let (queue, _inputs) = mpsc::unbounded_channel();
         let mut uplink = Uplink::new(flag, &ClientCredentials::default(), queue).unwrap();
-        uplink.use_address(Some(address));
+        uplink.learn(Time(0), Some(address));
+        uplink.connect(Time(0));
         let used = uplink.endpoint.lock().uri().to_string();
         used.trim_end_matches('/') == address
     }
 
-    #[test]
-    fn an_address_of_a_lease_is_used_unless_a_token_would_be_sent_there_without_encryption() {
+    #[tokio::test]
+    async fn an_address_of_a_lease_is_used_unless_a_token_would_be_sent_there_without_encryption() {
         assert!(uses("http://10.0.0.5:29600", "http://10.0.0.7:29601"));
         assert!(uses("https://10.0.0.5:29600", "https://10.0.0.7:29601"));
         assert!(!uses("https://10.0.0.5:29600", "http://10.0.0.7:29601"));

@@ -207,3 +207,21 @@ fn values(tree: Value) -> BTreeMap<String, Value> {
     collect(tree, String::new(), &mut found);
     found
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_listed_fields_exist() {
+        let recipe = std::fs::read_to_string("../../recipes/digits_cpu.toml").unwrap();
+        let is_unknown = |field: &str| {
+            let error = JobSpec::from_toml(&recipe, &[format!("{field}='none'")]).err();
+            error.is_some_and(|error| error.to_string().contains("unknown field"))
+        };
+        assert!(is_unknown("model.weights"));
+        for listed in NO_EFFECT_ON_WEIGHTS.iter().chain(&DECIDE_LOSS).chain(&DECIDE_METRICS) {
+            assert!(!is_unknown(listed), "{listed}");
+        }
+    }
+}
