@@ -321,6 +321,13 @@ fn wait_until_stopped(
     Ok(())
 }
 
+fn coordinator_is_gone(stack: &Stack, id: &str) -> Failure {
+    bad_input(format!(
+        "the coordinator's machine {id} no longer exists: run `baton aws down --name {}`, then launch the job again",
+        stack.parameter("Job")
+    ))
+}
+
 /// Starts the coordinator's machine, if the job has one, and waits until it runs. Machines with GPUs are requested only
 /// after that: without a coordinator they would cost money for nothing.
 fn start_coordinator(
@@ -335,10 +342,7 @@ fn start_coordinator(
         match state.as_deref() {
             Some("running") => return Ok(()),
             None => {
-                return Err(bad_input(format!(
-                    "the coordinator's machine {id} no longer exists: run `baton aws down --name {}`, then launch the job again",
-                    stack.parameter("Job")
-                )));
+                return Err(coordinator_is_gone(stack, id));
             }
             Some(state) if start.elapsed() >= COORDINATOR_START_TIMEOUT => {
                 return Err(failed(format!(
@@ -438,6 +442,9 @@ fn running_job(
     let nodes: u32 = stack.parameter("Nodes").parse().unwrap_or(1);
     let has_all = desired >= u64::from(nodes);
     let coordinator = CoordinatorMachine::of(api, stack)?;
+    if let (Some(id), None) = (stack.outputs.get("Coordinator"), &coordinator) {
+        return Err(coordinator_is_gone(stack, id));
+    }
     let runs =
         coordinator.is_some_and(|machine| ["pending", "running"].contains(&machine.state.as_str()));
     let lacks_coordinator = stack.outputs.contains_key("Coordinator") && !runs;
@@ -1060,7 +1067,6 @@ mod tests {
         let gone = json!({"Reservations": []});
         let api = ScriptedApi::new()
             .answer("describe-auto-scaling-groups", group)
-            .answer("describe-instances", gone.clone())
             .answer("describe-instances", gone);
         let failure = run_again(&api, &["--yes"], &stack_with_coordinator()).err().unwrap();
         let expected = "i-0 no longer exists: run `baton aws down --name digits`";

@@ -231,34 +231,38 @@ impl Manifest {
         data: Option<&DataSummary>,
         program: Option<&str>,
     ) -> Outdated {
-        let by_recipe = spec.outdates(&self.recipe);
-        let is_other_program =
-            self.program.as_deref().is_some_and(|digest| program != Some(digest));
-        let by_data = match (&self.data, data) {
+        let of = |spec: &JobSpec| (spec.data.train.clone(), spec.data.val.clone());
+        // An older version did not record what the sets hold.
+        let has_other_sets = self.data.is_none()
+            && JobSpec::from_saved(&self.recipe).is_ok_and(|saved| of(&saved) != of(spec));
+        let by_paths = if has_other_sets { Outdated::Evaluations } else { Outdated::Nothing };
+        spec.outdates(&self.recipe).max(by_paths).max(self.outdated_by_files(data, program))
+    }
+
+    /// The same, if only the contents of the data sets and the program may differ.
+    fn outdated_by_files(&self, data: Option<&DataSummary>, program: Option<&str>) -> Outdated {
+        if self.program.as_deref().is_some_and(|digest| program != Some(digest)) {
+            return Outdated::Evaluations;
+        }
+        match (&self.data, data) {
             (Some(old), Some(new)) if new.val.difference(&old.val).is_some() => {
                 Outdated::Evaluations
             }
             (Some(old), Some(new)) if new.train.difference(&old.train).is_some() => Outdated::Loss,
-            (Some(_), _) => Outdated::Nothing,
-            // An older version, which did not record what the sets hold.
-            (None, _) => {
-                let of = |spec: &JobSpec| (spec.data.train.clone(), spec.data.val.clone());
-                let has_moved =
-                    JobSpec::from_saved(&self.recipe).is_ok_and(|saved| of(&saved) != of(spec));
-                if has_moved { Outdated::Evaluations } else { Outdated::Nothing }
-            }
-        };
-        let by_program = if is_other_program { Outdated::Evaluations } else { Outdated::Nothing };
-        by_recipe.max(by_data).max(by_program)
+            _ => Outdated::Nothing,
+        }
     }
 
     /// Whether evaluations in both can be compared: those of this one did not begin anew since the older one.
     pub(crate) fn is_comparable_with(&self, older: &Self) -> bool {
         let (data, program) = (self.data.as_ref(), self.program.as_deref());
-        // A recipe of a newer version cannot be read.
-        JobSpec::from_saved(&self.recipe).map_or(self.recipe == older.recipe, |spec| {
-            older.outdated_in(&spec, data, program) != Outdated::Evaluations
-        })
+        let outdated = match JobSpec::from_saved(&self.recipe) {
+            Ok(spec) => older.outdated_in(&spec, data, program),
+            // Of a newer version.
+            Err(_) if self.recipe == older.recipe => older.outdated_by_files(data, program),
+            Err(_) => Outdated::Evaluations,
+        };
+        outdated != Outdated::Evaluations
     }
 
     /// The report of this commit.

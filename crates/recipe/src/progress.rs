@@ -79,7 +79,7 @@ pub struct PastEvaluation {
 }
 
 /// Most evaluations in [`Progress::newest_evaluations`]: those of the time in which a silent machine is noticed.
-const MAX_NEWEST_EVALUATIONS: usize = 16;
+pub const MAX_NEWEST_EVALUATIONS: usize = 16;
 
 /// Result of an evaluation.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

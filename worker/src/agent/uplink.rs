@@ -32,7 +32,7 @@ pub(super) struct Caller {
     bearer: Bearer,
 }
 
-/// Where the newest connection leads.
+/// The coordinator that has answered, or else that of the flag.
 type SharedEndpoint = Arc<Mutex<Endpoint>>;
 
 impl Caller {
@@ -53,8 +53,10 @@ impl Caller {
 pub(super) struct Uplink {
     route: Route,
     endpoint: SharedEndpoint,
+    /// Where the newest connection leads.
+    connected_to: Endpoint,
     flag_endpoint: Endpoint,
-    /// If the address in the lease can be used.
+    /// That of the newest lease whose address can be used.
     lease_endpoint: Option<Endpoint>,
     credentials: ClientCredentials,
     bearer: Bearer,
@@ -77,6 +79,7 @@ impl Uplink {
         Ok(Self {
             route: Route::new(url),
             endpoint: Arc::new(Mutex::new(endpoint.clone())),
+            connected_to: endpoint.clone(),
             flag_endpoint: endpoint,
             lease_endpoint: None,
             bearer: credentials.bearer(),
@@ -106,22 +109,23 @@ impl Uplink {
             Some(_) => Err("it has no TLS, and that of --coordinator has".to_owned()),
         };
         let url = url.unwrap_or(self.route.flag());
-        match &found {
-            Ok(_) => info!(url, "another coordinator serves the job"),
+        match found {
+            Ok(found) => {
+                info!(url, "another coordinator serves the job");
+                self.lease_endpoint = Some(found);
+                self.end_stream();
+                true
+            }
             Err(problem) => {
                 warn!(url, "the address in the coordinator's lease is not used: {problem}");
+                false
             }
         }
-        self.lease_endpoint = found.ok();
-        let is_usable = self.lease_endpoint.is_some();
-        if is_usable {
-            self.end_stream();
-        }
-        is_usable
     }
 
     /// The coordinator has answered.
     pub(super) fn welcomed(&mut self) {
+        self.connected_to.clone_into(&mut self.endpoint.lock());
         self.route.welcomed();
     }
 
@@ -161,7 +165,7 @@ impl Uplink {
             Destination::Lease => self.lease_endpoint.as_ref(),
         };
         let endpoint = lease.unwrap_or(&self.flag_endpoint).clone();
-        *self.endpoint.lock() = endpoint.clone();
+        self.connected_to = endpoint.clone();
         let bearer = self.bearer.clone();
         let queue = self.queue.clone();
         let last_error = self.last_error.clone();
@@ -263,7 +267,7 @@ mod tests {
         let mut uplink = Uplink::new(flag, &ClientCredentials::default(), queue).unwrap();
         uplink.learn(Time(0), Some(address));
         uplink.connect(Time(0));
-        let used = uplink.endpoint.lock().uri().to_string();
+        let used = uplink.connected_to.uri().to_string();
         used.trim_end_matches('/') == address
     }
 

@@ -31,7 +31,7 @@ pub(super) enum Input {
     Event(WatchEventsResponse),
     /// A signal that asks `baton up` to end.
     Signal(&'static str),
-    /// Whether a coordinator that has taken over answers is to be checked.
+    /// Whether the coordinator answers is to be checked.
     SilenceCheck,
     /// The coordinator had time to accept the drain.
     AnswerTimeout,

@@ -418,6 +418,7 @@ impl Up {
         served.feeds.iter().for_each(AbortHandle::abort);
         *served = self.serve_by(other, served.credentials.clone());
         self.is_elsewhere = true;
+        self.last_answer = self.now();
         if self.stop_request != StopRequest::NotRequested {
             self.leave(served);
         }
@@ -438,7 +439,7 @@ impl Up {
             if silence >= SILENCE_TIMEOUT
                 && let Ok(Some(other)) = self.replacement(served).await
             {
-                self.coordinator.signal(Signal::KILL);
+                self.kill_coordinator();
                 self.follow(other, served);
             }
             return Ok(());
@@ -673,6 +674,10 @@ impl Up {
 
     fn kill(&self) {
         self.agent.signal(Signal::KILL);
+        self.kill_coordinator();
+    }
+
+    fn kill_coordinator(&self) {
         let path = EndpointFile::path(&self.run_dir);
         if EndpointFile::read(&path).is_some_and(|found| self.coordinator.has_pid(found.pid)) {
             // A killed coordinator cannot remove its file.
@@ -771,7 +776,7 @@ impl Up {
         self.display.note(&format!(
             "the coordinator has not answered for {seconds} s: it is ended, and the agent saves and stops without it"
         ));
-        self.coordinator.signal(Signal::KILL);
+        self.kill_coordinator();
         self.agent.signal(Signal::TERM);
         // If it was replaced, this machine leaves a job that goes on.
         if let Ok(Some(other)) = self.replacement(served).await {

@@ -155,6 +155,7 @@ impl Engine {
         if self.lifecycle.began_at.is_some() || world.has_gone() || late.iter().any(is_silent) {
             return;
         }
+        let are_connected = world.is_connected();
         // Without late ranks all have answered, and any of them may be the one that is not reached.
         let is_suspect =
             |node: &NodeId| late.is_empty() || late.iter().any(|placement| placement.node == *node);
@@ -164,11 +165,16 @@ impl Engine {
             if !self.nodes.is_enough_without(&node, &self.policy) {
                 continue;
             }
-            let problem = format!(
-                "its ranks did not connect to the others: {}; give with --host an address of this machine that the \
-                 other nodes reach",
-                failure.message
-            );
+            let problem = match are_connected {
+                true => {
+                    format!("its ranks did not get the state of the others: {}", failure.message)
+                }
+                false => format!(
+                    "its ranks did not connect to the others: {}; give with --host an address of this machine that the \
+                     other nodes reach",
+                    failure.message
+                ),
+            };
             let until = now.after(UNCONNECTED_QUARANTINE);
             if self.nodes.leave_out(&node, until) {
                 let seconds = UNCONNECTED_QUARANTINE.as_secs();

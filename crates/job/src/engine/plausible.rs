@@ -1,6 +1,6 @@
 //! Numbers and names that no rank sends. With them, sums would overflow, and a status would show nonsense.
 
-use baton_recipe::Epoch;
+use baton_recipe::{Epoch, progress::MAX_NEWEST_EVALUATIONS};
 
 use crate::message::RankReport;
 
@@ -15,7 +15,11 @@ pub(super) fn is_plausible(report: &RankReport) -> bool {
     match report {
         RankReport::Ready { step, .. } => counts(&[step.unwrap_or_default().0]),
         RankReport::Started { progress, .. } => {
-            counts(&[progress.step.0, progress.cursor]) && progress.epoch <= MAX_EPOCH
+            let past = &progress.newest_evaluations;
+            counts(&[progress.step.0, progress.cursor])
+                && progress.epoch <= MAX_EPOCH
+                && past.len() <= MAX_NEWEST_EVALUATIONS
+                && past.iter().all(|past| past.step <= progress.step && past.epoch <= MAX_EPOCH)
         }
         RankReport::Stepped(step) => {
             counts(&[step.step.0, step.total_steps, step.steps_per_epoch])

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     exit::{Failure, crash},
-    ids::{Attachment, NodeId, Rank},
+    ids::{Attachment, Generation, NodeId, Rank},
     message::{
         AgentReport, Commit, LoaderReport, MAX_SHOWN_TEXTS, RankHeartbeat, RankReport, Restore,
         Rollback, SaveProblem, StateSource, StepReport,
@@ -84,7 +84,7 @@ impl Engine {
                 let evaluation = EvaluationResult { step, accuracy, ema, extent, texts };
                 let by = (self.lifecycle.generation, self.lifecycle.began_at);
                 if !self.results.is_repeated(by, &evaluation) {
-                    self.evaluated(epoch, evaluation);
+                    self.evaluated(by.0, epoch, evaluation);
                 }
             }
             RankReport::Diverged(diagnosis) => self.diverged(now, diagnosis),
@@ -163,7 +163,9 @@ impl Engine {
             // The rank or the agent that should have reported an evaluation may have been lost before it did.
             for (epoch, evaluation) in EvaluationResult::all_of(progress) {
                 if !self.results.has(&evaluation) {
-                    self.evaluated(epoch, evaluation);
+                    let current = self.lifecycle.generation;
+                    let by = self.results.generation_of(&evaluation, progress.step, current);
+                    self.evaluated(by, epoch, evaluation);
                 }
             }
             self.results.best.clone_from(&progress.best);
@@ -241,8 +243,7 @@ impl Engine {
         }
     }
 
-    fn evaluated(&mut self, epoch: Epoch, evaluation: EvaluationResult) {
-        let generation = self.lifecycle.generation;
+    fn evaluated(&mut self, generation: Generation, epoch: Epoch, evaluation: EvaluationResult) {
         let (step, text) = (evaluation.step, job_event::describe_evaluation(epoch, &evaluation));
         self.results.record_evaluation(generation, evaluation.clone());
         self.actions.push(Action::Persist(Record::Evaluated {

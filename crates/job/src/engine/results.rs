@@ -83,12 +83,27 @@ impl Results {
         }
         let position = evaluation.position();
         self.positions.insert(position);
-        // A lost one may be reported after a later one.
-        if self.evaluation.as_ref().is_none_or(|newest| newest.position() <= position) {
+        let is_newest = |newest: &EvaluationResult| {
+            (self.evaluated_in, newest.position()) <= (generation, position)
+        };
+        if self.evaluation.as_ref().is_none_or(is_newest) {
             self.evaluation = Some(evaluation);
             self.evaluated_in = generation;
             self.grade_commit();
         }
+    }
+
+    /// The generation that made an evaluation which nobody has reported, as the state of `step` knows it: if a later one is
+    /// known that this state has too, that of the later one, and else the current one.
+    pub(super) fn generation_of(
+        &self,
+        lost: &EvaluationResult,
+        step: Step,
+        current: Generation,
+    ) -> Generation {
+        let later = self.evaluation.as_ref();
+        let later = later.filter(|later| later.step <= step && later.position() > lost.position());
+        later.map_or(current, |_| self.evaluated_in)
     }
 
     /// Records a checkpoint.

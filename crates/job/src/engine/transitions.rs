@@ -214,8 +214,7 @@ impl Engine {
             // The generation ended for a rollback, which is not a failure.
             return self.open(now);
         }
-        let are_connected = self.lifecycle.world().is_some_and(World::is_connected);
-        if !self.lifecycle.is_reattached && !are_connected {
+        if !self.lifecycle.is_reattached {
             self.leave_out_unconnected(now, &failure);
         }
         if !self.only_newcomers_failed() {

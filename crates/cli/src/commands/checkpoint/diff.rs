@@ -2,7 +2,7 @@
 
 use baton_checkpoint::{ComparedItem, Comparison, Difference, Manifest, Store};
 use baton_job::exit::{FAILED, Failure, OK};
-use baton_recipe::{JobSpec, spec};
+use baton_recipe::{JobSpec, progress::Progress, spec};
 use comfy_table::{Table, presets};
 use serde_json::Value;
 
@@ -102,8 +102,11 @@ impl Side {
 
     /// Its position as a JSON value.
     fn progress(&self) -> Value {
+        // The past evaluations are for reports only.
+        let progress =
+            Progress { newest_evaluations: Vec::new(), ..self.manifest.progress.clone() };
         // Serializing plain structs and numbers cannot fail.
-        serde_json::to_value(&self.manifest.progress).unwrap_or_default()
+        serde_json::to_value(progress).unwrap_or_default()
     }
 }
 

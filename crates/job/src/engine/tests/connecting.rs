@@ -346,6 +346,18 @@ fn nodes_whose_ranks_restore_for_too_long_are_not_asked_for_another_address() {
     assert!(cause.ends_with("have not restored their state in 900 s"), "{cause}");
     assert_eq!(engine.nodes.get(&node(1)).unwrap().failures, 1, "it brings no state");
 
+    let mut engine = meeting_a_newcomer();
+    for rank in [0, 1] {
+        report(&mut engine, at(5.3), rank, RankReport::Met);
+    }
+    report(&mut engine, at(21.0), 0, lost());
+    let last = rank_event(&engine, Generation(2), 1, lost());
+    let actions = engine.drive(at(21.1), last);
+    let problem =
+        "node node1 is quarantined for 60 s: its ranks did not get the state of the others: ";
+    assert!(quarantines(&actions)[0].starts_with(problem), "{actions:?}");
+    assert_eq!(placed(&engine), ["node0"]);
+
     // Nobody has the state: one rank hangs, and the others wait for it.
     let mut engine = meeting(&[1, 1]);
     engine.policy.min_ranks = 1;

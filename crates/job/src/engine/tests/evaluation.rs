@@ -165,11 +165,48 @@ fn evaluations_that_were_not_passed_on_are_published_at_the_next_start() {
     assert_eq!(begins(), [""; 0], "once");
     assert_eq!(engine.status().evaluation.unwrap().step, Step(40));
 
-    // An older one does not replace a newer one that is known.
+    // An older one does not replace a newer one that is known, nor after a restart of the coordinator.
     let mut engine = training(&[1]);
     report(&mut engine, at(10.0), 0, evaluated(40, top1(0.3), None, Extent::Full));
-    published(&mut engine, RankReport::Started { source, progress });
+    let actions = report(&mut engine, at(11.0), 0, RankReport::Started { source, progress });
     assert_eq!(engine.status().evaluation.unwrap().step, Step(40));
+    let records: Vec<Record> = actions
+        .into_iter()
+        .filter_map(|action| match action {
+            Action::Persist(record @ Record::Evaluated { .. }) => Some(record),
+            _ => None,
+        })
+        .collect();
+    let first = Record::Evaluated {
+        generation: Generation(1),
+        evaluation: EvaluationResult {
+            step: Step(40),
+            accuracy: top1(0.3),
+            ema: None,
+            extent: Extent::Full,
+            texts: vec![],
+        },
+    };
+    let records = [vec![opened(1, vec![placement(0, 0, 0)]), first], records].concat();
+    assert_eq!(replay(&records).status().evaluation.unwrap().step, Step(40));
+}
+
+#[test]
+fn an_evaluation_after_a_restart_from_an_earlier_step_replaces_a_later_one_and_is_published_once() {
+    let mut engine = training(&[1]);
+    report(&mut engine, at(9.0), 0, stepped(100));
+    report(&mut engine, at(10.0), 0, evaluated(100, top1(0.5), None, Extent::Full));
+    report(&mut engine, at(11.0), 0, crashed());
+    tick(&mut engine, at(30.0));
+    all_ready(&mut engine, at(31.0), None);
+    let progress = Progress { step: Step(50), ..Progress::default() };
+    let source = StateSource::Fresh;
+    report(&mut engine, at(32.0), 0, RankReport::Started { source, progress });
+
+    let result = || evaluated(60, top1(0.3), None, Extent::Full);
+    let mut texts = || published(&mut engine, result()).len();
+    assert_eq!([texts(), texts()], [1, 0]);
+    assert_eq!(engine.status().evaluation.unwrap().step, Step(60));
 }
 
 #[test]
