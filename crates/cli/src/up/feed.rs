@@ -31,6 +31,8 @@ pub(super) enum Input {
     Event(WatchEventsResponse),
     /// A signal that asks `baton up` to end.
     Signal(&'static str),
+    /// The coordinator and this command do not accept each other.
+    Refused(Failure),
     /// Whether the coordinator answers is to be checked.
     SilenceCheck,
     /// The coordinator had time to accept the drain.
@@ -65,11 +67,16 @@ pub(super) async fn statuses(mut coordinator: Coordinator, queue: Queue) {
     while !queue.is_closed() {
         // A coordinator that does not answer is being restarted or soon will be.
         let before = coordinator.address().clone();
-        if let Ok(status) = coordinator.status().await {
-            let _ = queue.send(Input::Status(Box::new(status)));
-        } else if *coordinator.address() != before {
-            let _ = queue.send(Input::Moved(Box::new(coordinator.clone())));
-        }
+        let input = match coordinator.status().await {
+            Ok(status) => Some(Input::Status(Box::new(status))),
+            Err(_) if *coordinator.address() != before => {
+                Some(Input::Moved(Box::new(coordinator.clone())))
+            }
+            // Its certificate has expired, or it has other tokens: that does not pass by itself.
+            Err(failure) if !failure.class.is_retriable() => Some(Input::Refused(failure)),
+            Err(_) => None,
+        };
+        input.map(|input| queue.send(input));
         tokio::time::sleep(STATUS_POLL_INTERVAL).await;
     }
 }

@@ -313,6 +313,7 @@ impl Up {
                 Input::Status(status) => self.handle_status(*status),
                 Input::Moved(coordinator) => served.coordinator = *coordinator,
                 Input::SilenceCheck => self.check_silence(&mut served).await?,
+                Input::Refused(failure) => self.note_restart(failure.message),
                 Input::Event(event) => self.show_event(&event),
                 Input::Signal(name) => self.handle_signal(name, &served),
                 Input::Ended(kind, exit) => self.handle_exit(kind, exit, &mut served).await?,
@@ -630,13 +631,17 @@ impl Up {
                 return Err(Failure { class, message });
             }
         };
-        let note = format!("the {name} {exit}{because}; {what}");
+        self.note_restart(format!("the {name} {exit}{because}; {what}"));
+        feed::send_later(pause, Input::Restart(kind), &self.queue);
+        Ok(())
+    }
+
+    /// Says once why there is no answer.
+    fn note_restart(&mut self, note: String) {
         if self.last_restart_note != note {
             self.display.note(&note);
             self.last_restart_note = note;
         }
-        feed::send_later(pause, Input::Restart(kind), &self.queue);
-        Ok(())
     }
 
     /// Asks a child to end, and waits for its end. An agent saves first.
@@ -665,6 +670,7 @@ impl Up {
                 Input::Signal(_) | Input::ExitTimeout => self.kill(),
                 Input::Status(_)
                 | Input::Moved(_)
+                | Input::Refused(_)
                 | Input::Restart(_)
                 | Input::AnswerTimeout
                 | Input::SilenceCheck => {}

@@ -124,7 +124,9 @@ impl Engine {
             }
             _ => self.accounting.limited(now, outcome),
         };
-        self.end_pause(now);
+        if !matches!(outcome, Outcome::Drained { .. } | Outcome::LimitReached { .. }) {
+            self.end_pause(now);
+        }
         self.drain = None;
         self.lifecycle.opening = None;
         self.actions.extend(self.recoveries.abandon(self.accounting.spent(now)));

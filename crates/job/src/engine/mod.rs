@@ -239,7 +239,7 @@ impl Engine {
             Event::Reported { node, attachment, report } => {
                 self.reported(now, &node, attachment, report);
             }
-            Event::Drain { reason } => self.drain(now, reason, None),
+            Event::Drain { reason } => self.drain_as_requested(now, reason),
             Event::Checkpoint => self.checkpoint(),
             Event::Pause { reason } => self.pause(now, reason),
             Event::Resume => self.resume(now),

@@ -123,6 +123,15 @@ impl Engine {
 
     // ---- drain ----
 
+    /// A user wants to save and stop. That ends a pause, unlike a notice or a budget: then the next start stays paused.
+    pub(super) fn drain_as_requested(&mut self, now: Time, reason: String) {
+        if self.outcome().is_none() && self.drain.is_none() {
+            // The ranks save and stop at the step at which they are paused.
+            self.end_pause(now);
+        }
+        self.drain(now, reason, None);
+    }
+
     /// Begins to save and stop, by `end` at the latest. During a drain, an earlier `end` replaces the deadline.
     pub(super) fn drain(&mut self, now: Time, reason: String, end: Option<Time>) {
         if self.outcome().is_some() {
@@ -141,8 +150,6 @@ impl Engine {
             }
             return;
         }
-        // The ranks save and stop at the step at which they are paused.
-        self.end_pause(now);
         let text = format!("saving and stopping, {left} s are left: {reason}{too_late}");
         self.publish(JobEventKind::Draining, text);
         self.drain = Some(DrainStatus::new(reason.clone(), now, until));

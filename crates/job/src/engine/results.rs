@@ -5,12 +5,15 @@ use std::collections::BTreeSet;
 use super::{EvaluationResult, skips::Skips};
 use crate::{
     ids::Generation,
-    message::{Commit, StepReport},
+    message::{Commit, Restore, StepReport},
 };
 use baton_recipe::{
     Step,
     progress::{Accuracy, Extent, better},
 };
+
+/// Most checkpoints that are known besides the newest one.
+const MAX_EARLIER_COMMITS: usize = 8;
 
 /// The newest result of each kind.
 #[derive(Clone, Debug, Default)]
@@ -29,6 +32,8 @@ pub(super) struct Results {
     evaluated_in: Generation,
     pub(super) best: Option<(Step, Accuracy)>,
     pub(super) commit: Option<Commit>,
+    /// Those before it, oldest first: a rollback may invalidate the newest ones.
+    earlier_commits: Vec<Commit>,
     /// Why the newest save failed, if it did.
     pub(super) save_problem: Option<String>,
     pub(super) skips: Skips,
@@ -108,6 +113,12 @@ impl Results {
 
     /// Records a checkpoint.
     pub(super) fn record_commit(&mut self, commit: Commit) {
+        let is_other =
+            |known: &Commit| (known.generation, known.step) != (commit.generation, commit.step);
+        self.earlier_commits.extend(self.commit.take().filter(is_other));
+        if self.earlier_commits.len() > MAX_EARLIER_COMMITS {
+            self.earlier_commits.remove(0);
+        }
         self.commit = Some(commit);
         self.grade_commit();
     }
@@ -125,6 +136,13 @@ impl Results {
     pub(super) fn is_new(&self, commit: &Commit) -> bool {
         let position = |commit: &Commit| (commit.generation, commit.step);
         self.commit.as_ref().is_none_or(|known| position(known) < position(commit))
+    }
+
+    /// The newest checkpoint from which a job can resume.
+    pub(super) fn valid_commit(&self, restore: &Restore) -> Option<&Commit> {
+        let is_valid =
+            |commit: &&Commit| restore.invalidated_by(commit.generation, commit.step).is_none();
+        self.commit.iter().chain(self.earlier_commits.iter().rev()).find(is_valid)
     }
 
     /// Seconds that the last checkpoint took, from the copy of the state to the commit, if they are known.

@@ -48,7 +48,7 @@ pub struct Status {
     pub evaluation_seconds: f64,
     /// The best evaluation and its step.
     pub best: Option<(Step, Accuracy)>,
-    /// The last committed checkpoint.
+    /// The last committed checkpoint that no rollback has invalidated.
     pub commit: Option<Commit>,
     /// Why the newest save after it failed, if one did: training continues, and the next save may succeed.
     pub save_problem: Option<String>,
@@ -199,6 +199,7 @@ impl Engine {
         let (lifecycle, results) = (&self.lifecycle, &self.results);
         let pause = self.pauses.current.clone();
         let evaluating = self.evaluating();
+        let restore = self.restore();
         Status {
             phase: self.phase_name(),
             reason: self.status_reason(),
@@ -216,13 +217,13 @@ impl Engine {
             evaluating,
             evaluation_seconds: self.evaluation_seconds(evaluating),
             best: results.best.clone(),
-            commit: results.commit.clone(),
+            commit: results.valid_commit(&restore).cloned(),
             save_problem: results.save_problem.clone(),
             skipped_samples: results.skips.total(),
             recoveries: self.recoveries.newest(),
             recoveries_total: self.recoveries.total(),
             incidents: self.divergences.incidents.clone(),
-            invalidated: self.restore().all_invalidated().cloned().collect(),
+            invalidated: restore.all_invalidated().cloned().collect(),
             spending: Spending {
                 meter: self.accounting.meter,
                 budget: self.accounting.budget,

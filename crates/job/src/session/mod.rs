@@ -155,8 +155,8 @@ impl Session {
     pub fn reason(&self) -> String {
         let alive = self.slots.iter().filter(|slot| slot.is_alive()).count();
         let connection = match self.connection {
-            ConnectionState::Up => "attached",
-            ConnectionState::Connecting | ConnectionState::Down { .. } => {
+            ConnectionState::Up if self.answered => "attached",
+            ConnectionState::Up | ConnectionState::Connecting | ConnectionState::Down { .. } => {
                 "looking for the coordinator"
             }
         };

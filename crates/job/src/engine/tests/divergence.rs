@@ -189,12 +189,15 @@ fn a_collapse_that_ends_the_job_invalidates_its_checkpoint_for_the_next_start() 
     last.diagnosis.divergence = divergence;
     let failure = Failure { class: Class::Diverged, message: "diverged".to_owned() };
     let ended = Record::Ended(Outcome::Failed { failure });
-    let engine = replayed(&[opened(4, vec![placement(0, 0, 0)]), Record::Diverged(last), ended]);
+    let [valid, collapsed] = [33, 40].map(|step| Record::Saved(commit(4, step)));
+    let begun = opened(4, vec![placement(0, 0, 0)]);
+    let engine = replayed(&[begun, valid, collapsed, Record::Diverged(last), ended]);
 
     assert!(engine.restore().invalidated_by(Generation(4), Step(40)).is_some());
     assert!(engine.restore().invalidated_by(Generation(4), Step(39)).is_none());
     assert!(engine.restore().invalidated_by(Generation(5), Step(40)).is_none());
     assert_eq!(engine.status().invalidated, [rollback(5, 40)]);
+    assert_eq!(engine.status().commit.unwrap().step, Step(33));
 }
 
 #[test]

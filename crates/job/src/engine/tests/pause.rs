@@ -104,3 +104,26 @@ fn a_drain_ends_a_pause_so_that_the_same_command_resumes_training() {
     assert_eq!(engine.status().phase, PhaseName::Draining);
     assert!(engine.can_pause().unwrap_err().contains("spot notice"));
 }
+
+#[test]
+fn a_pause_outlasts_a_notice_but_not_the_drain_of_a_user() {
+    for (by_user, stays) in [(false, true), (true, false)] {
+        let mut engine = training(&[1]);
+        let mut actions = pause(&mut engine, at(10.0));
+        actions.extend(match by_user {
+            true => drain(&mut engine, at(11.0)),
+            false => depart(&mut engine, at(11.0), 0, None),
+        });
+        assert_eq!(engine.status().phase, PhaseName::Draining);
+        actions.extend(report(&mut engine, at(12.0), 0, done(drained(), "d")));
+        assert!(engine.outcome().is_some());
+
+        let records = actions.into_iter().filter_map(|action| match action {
+            Action::Persist(record) => Some(record),
+            _ => None,
+        });
+        let begun = opened(1, vec![placement(0, 0, 0)]);
+        let next = replay(&[vec![begun], records.collect()].concat());
+        assert_eq!(next.status().pause.is_some(), stays, "by a user: {by_user}");
+    }
+}
