@@ -15,7 +15,7 @@ use baton_access::{
 };
 use baton_job::exit;
 use baton_proto::DESCRIPTORS;
-use baton_tests::{Cluster, binary};
+use baton_tests::{Cluster, binary, children, interrupt, kill};
 use prost::Message;
 use prost_types::FileDescriptorSet;
 use serde_json::Value;
@@ -197,6 +197,29 @@ async fn a_job_of_one_command_can_be_seen_and_controlled_only_with_the_right_rol
         let text = fs::read_to_string(log.unwrap().path()).unwrap();
         assert!(!has_secret(&text), "a token is in the logs");
     }
+}
+
+#[tokio::test]
+async fn up_says_that_its_coordinator_has_other_tokens_now_and_saves_without_it() {
+    let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let (certs, others) = (certs(folder.path()), certs(other.path()));
+    let cluster = Cluster::endless();
+    let mut up = cluster.up(&secured(&certs), &[("BATON_TLS_CA", certs.join("ca.pem").as_path())]);
+    let trains = async || cluster.log("up").contains("training from fresh weights").then_some(());
+    cluster.until("the job trains", trains).await;
+
+    fs::copy(others.join("tokens"), certs.join("tokens")).unwrap();
+    let command =
+        |pid: &u32| fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let mut coordinators = children(up.id().unwrap()).into_iter();
+    kill(coordinators.find(|pid| command(pid).contains("baton-coordinator")).unwrap());
+    let note = "does not know that token";
+    let says = async || cluster.log("up").contains(note).then_some(());
+    cluster.until("`baton up` says why there is no answer", says).await;
+
+    interrupt(up.id().unwrap());
+    let ended = baton_tests::in_time("`baton up` ends", up.wait()).await.unwrap();
+    assert_eq!(ended.code(), Some(i32::from(exit::DRAINED)), "{}", cluster.log("up"));
 }
 
 #[tokio::test]
