@@ -4,7 +4,8 @@ use baton_checkpoint::Store;
 use baton_job::exit::Failure;
 
 use super::folder::{
-    BareWord, FoundFolder, Reference, blocking, is_newest, open, pick_and_skip, store_failure,
+    BareWord, FoundFolder, Reference, Unreadable, blocking, is_newest, open, pick_and_skip,
+    store_failure,
 };
 use crate::{
     commands::bar::{BYTES, bar},
@@ -64,7 +65,7 @@ fn copy(source: &str, destination: &str) -> Result<(json::CopiedCheckpoint, Vec<
     }
     let from = open(&location)?;
     let folder = FoundFolder::at(&location);
-    let (manifest, skipped) = pick_and_skip(&from, &folder, name.as_deref())?;
+    let (manifest, skipped) = pick_and_skip(&from, &folder, name.as_deref(), &Unreadable::new())?;
     let to = Store::open(destination).map_err(store_failure)?;
     let bar = bar(BYTES, manifest.all_bytes());
     let copied = from.copy_to(&manifest, &to, &|bytes| bar.inc(bytes));

@@ -3,6 +3,7 @@
 use std::{
     collections::BTreeMap,
     fs, io,
+    num::NonZeroUsize,
     path::{self, Path, PathBuf},
 };
 
@@ -296,7 +297,7 @@ pub(super) fn pick(
     folder: &FoundFolder,
     name: Option<&str>,
 ) -> Result<Manifest, Failure> {
-    pick_and_skip(store, folder, name).map(|(manifest, _)| manifest)
+    pick_and_skip(store, folder, name, &Unreadable::new()).map(|(manifest, _)| manifest)
 }
 
 /// Like [`pick`], also with the damaged checkpoints that are newer than the picked one, if no name was given.
@@ -304,6 +305,7 @@ pub(super) fn pick_and_skip(
     store: &Store,
     folder: &FoundFolder,
     name: Option<&str>,
+    unreadable: &Unreadable,
 ) -> Result<(Manifest, Vec<String>), Failure> {
     let entries = store.list().map_err(store_failure)?;
     if let Some(name) = name {
@@ -315,12 +317,14 @@ pub(super) fn pick_and_skip(
     };
     let mut damaged = Vec::new();
     for entry in folder.user.own(store, entries)?.iter().filter(is_valid) {
-        match &entry.state {
-            EntryState::Complete(_) | EntryState::Newer(_) => {
-                return Ok((complete_manifest(entry)?.clone(), damaged));
-            }
-            EntryState::Damaged(problem) => damaged.push(format!("{} ({problem})", entry.name)),
-            EntryState::Unfinished => {}
+        let problem = match &entry.state {
+            EntryState::Unfinished => continue,
+            EntryState::Damaged(problem) => Some(problem),
+            EntryState::Complete(_) | EntryState::Newer(_) => unreadable.get(&entry.name),
+        };
+        match problem {
+            None => return Ok((complete_manifest(entry)?.clone(), damaged)),
+            Some(problem) => damaged.push(format!("{} ({problem})", entry.name)),
         }
     }
     let none = none_complete(store.location());
@@ -330,19 +334,33 @@ pub(super) fn pick_and_skip(
     Err(bad_input(format!("{}; damaged: {}", none.message, damaged.join(", "))))
 }
 
-/// Works on what [`pick_and_skip`] picks. A job may remove the newest checkpoint meanwhile, after a newer one is there.
+/// Checkpoints whose files do not match their manifest: each name with what is wrong.
+pub(super) type Unreadable = BTreeMap<String, String>;
+
+/// Works on what [`pick_and_skip`] picks. If no name was given, one that turns out to be damaged is skipped; and a job may
+/// remove the newest one meanwhile, after a newer one is there.
 pub(super) fn with_picked<T>(
     store: &Store,
     folder: &FoundFolder,
     name: Option<&str>,
     work: impl Fn(&Manifest) -> Result<T, Failure>,
 ) -> Result<(Manifest, Vec<String>, T), Failure> {
-    let attempt = || {
-        let (manifest, damaged) = pick_and_skip(store, folder, name)?;
-        let done = work(&manifest)?;
-        Ok((manifest, damaged, done))
-    };
-    attempt().or_else(|failure| if name.is_none() { attempt() } else { Err(failure) })
+    let mut unreadable = Unreadable::new();
+    loop {
+        let (manifest, damaged) = pick_and_skip(store, folder, name, &unreadable)?;
+        let failure = match work(&manifest) {
+            Ok(done) => return Ok((manifest, damaged, done)),
+            Err(failure) if name.is_some() => return Err(failure),
+            Err(failure) => failure,
+        };
+        match store.verify(&[&manifest], NonZeroUsize::MIN, &|_| {}).pop() {
+            Some(Err(Error::Damaged { problem, .. })) => {
+                unreadable.insert(manifest.name(), problem);
+            }
+            Some(Err(Error::Missing { .. })) => {}
+            _ => return Err(failure),
+        }
+    }
 }
 
 /// The error after the work on a checkpoint if newer ones are damaged. `done` is what was not done with these.
@@ -481,6 +499,29 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let found = runtime.block_on(flags.find()).unwrap();
         assert_eq!(found.location, sample.location());
+    }
+
+    #[test]
+    fn a_checkpoint_that_turns_out_to_be_damaged_is_skipped_unless_it_was_named() {
+        let sample = samples::run();
+        let folder = FoundFolder::at("");
+        let newest = pick(&sample.store, &folder, None).unwrap().name();
+        let shards = fs::read_dir(sample.folder.path().join(&newest)).unwrap();
+        let mut shards = shards.map(|entry| entry.unwrap().path());
+        let shard = shards.find(|path| path.display().to_string().contains("shard")).unwrap();
+        let mut bytes = fs::read(&shard).unwrap();
+        *bytes.last_mut().unwrap() ^= 1;
+        fs::write(&shard, bytes).unwrap();
+        let work = |manifest: &Manifest| {
+            let verified = sample.store.verify(&[manifest], NonZeroUsize::MIN, &|_| {}).remove(0);
+            verified.map_err(store_failure)
+        };
+
+        let named = with_picked(&sample.store, &folder, Some(&newest), work).unwrap_err();
+        assert!(named.message.contains("does not match its digest"), "{named}");
+        let (other, damaged, ()) = with_picked(&sample.store, &folder, None, work).unwrap();
+        assert!(other.name() < newest && damaged.len() == 1, "{damaged:?}");
+        assert!(damaged[0].starts_with(&newest) && damaged[0].contains("digest"), "{damaged:?}");
     }
 
     #[test]

@@ -1,5 +1,5 @@
-//! The newest checkpoint in the status is never older than before, even after the coordinator was restarted, unless its
-//! record was lost with the coordinator's machine.
+//! The newest checkpoint in the status is valid, and never older than before, even after the coordinator was restarted,
+//! unless a rollback has invalidated the one before, or its record was lost with the coordinator's machine.
 
 use baton_job::{Generation, engine::Record};
 use baton_recipe::Step;
@@ -14,7 +14,7 @@ pub(super) struct NewestCheckpointNeverGoesBack {
 
 impl Invariant for NewestCheckpointNeverGoesBack {
     fn sentence(&self) -> &'static str {
-        "the newest checkpoint in the status is never older than before"
+        "the newest checkpoint in the status is valid, and never older than before"
     }
 
     fn check(&mut self, cluster: &Cluster, fact: &Fact) -> Result<(), String> {
@@ -25,10 +25,17 @@ impl Invariant for NewestCheckpointNeverGoesBack {
         if !matches!(fact, Fact::EngineMoved) || cluster.coordinator.engine.is_none() {
             return Ok(());
         }
-        let newest = cluster.coordinator.status.commit.as_ref();
+        let status = &cluster.coordinator.status;
+        let newest = status.commit.as_ref();
         let newest = newest.map(|commit| (commit.generation, commit.step));
+        let is_invalid = |(generation, step): (Generation, Step)| {
+            status.invalidated.iter().any(|rollback| rollback.invalidates(generation, step))
+        };
+        if let Some(invalid) = newest.filter(|newest| is_invalid(*newest)) {
+            return Err(format!("{invalid:?} is reported although a rollback has invalidated it"));
+        }
         let before = std::mem::replace(&mut self.newest, newest);
-        if newest >= before {
+        if newest >= before || before.is_some_and(is_invalid) {
             Ok(())
         } else {
             Err(format!("{newest:?} is reported after {before:?}"))
