@@ -43,6 +43,12 @@ class Inputs(NamedTuple):
         names = [name for name in self.named() if name != TARGET or task != "loss"]
         return next((name for name in names if _is_images(self.named()[name])), names[0])
 
+    def side(self, task: str) -> int | None:
+        """Width and height of the images, in pixels, if they are images and both are the same."""
+        main = self.named()[self.main(task)]
+        height, width = main.shape[2:] if _is_images(main) else (0, 0)
+        return int(height) if height == width and height > 0 else None
+
     def extra_fields(self, task: str) -> list[str]:
         """Names of the other inputs but the target, for `data.extra_fields` of a recipe."""
         others = {self.main(task), TARGET}

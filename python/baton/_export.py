@@ -249,6 +249,8 @@ def _recipe(
         lines.append('loss = { kind = "program"' + (f", metrics = {json.dumps(metrics)}" if metrics else "") + " }")
     if fields := inputs.extra_fields(task):
         lines.append(f"data.extra_fields = {json.dumps(fields)}")
+    if side := inputs.side(task):
+        lines.append(f"train.resolution = {side}")
     return tuple(lines)
 
 

@@ -9,7 +9,8 @@ use std::{
 
 use baton_job::exit;
 use baton_proto::v1::watch_events_response::Kind;
-use baton_tests::{Cluster, children, in_time, interrupt, kill};
+use baton_tests::{Cluster, binary, children, in_time, interrupt, kill};
+use safetensors::{Dtype, tensor::TensorView};
 
 fn fixture(name: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/program/tests/fixtures");
@@ -306,4 +307,29 @@ async fn a_program_that_cannot_be_trained_ends_the_job_with_what_to_do() {
         assert_eq!(agents[0].code(), Some(i32::from(exit::BAD_INPUT)), "{name}: {log}");
         assert!(log.contains(expected), "{name}: {log}");
     }
+}
+
+#[test]
+fn a_probe_takes_images_of_the_size_of_its_inputs() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str| folder.path().join(name);
+    let (images, classes) = (vec![0_u8; 2 * 3 * 8 * 8 * 4], vec![0_u8; 2 * 8]);
+    let images = TensorView::new(Dtype::F32, vec![2, 3, 8, 8], &images).unwrap();
+    let classes = TensorView::new(Dtype::I64, vec![2], &classes).unwrap();
+    let inputs = [("input", images), ("target", classes)];
+    safetensors::serialize_to_file(inputs, None, &file("inputs.safetensors")).unwrap();
+    let mut probe = std::process::Command::new(binary("baton-worker"));
+    probe.args(["probe", "--set", "model.arch=program", "--set"]);
+    probe.arg(format!("model.program={}", fixture("small.pt2").display()));
+    let recipe = "name = 'probe'\ndata = { train = 'none', val = 'none' }\noptimizer.kind = 'sgd'\n\
+                  train = { epochs = 1, global_batch = 2, virtual_ranks = 1, resolution = 64 }\n\
+                  schedule = { kind = 'constant', lr = 0.1 }\nmodel.num_classes = 10\n";
+    fs::write(file("recipe.toml"), recipe).unwrap();
+    probe.arg("--recipe").arg(file("recipe.toml"));
+    probe.arg("--inputs").arg(file("inputs.safetensors")).arg("--out").arg(file("out"));
+
+    let output = probe.output().unwrap();
+
+    assert!(output.status.success(), "{output:?}");
+    assert!(file("out").exists());
 }

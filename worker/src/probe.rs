@@ -56,7 +56,7 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let batch = ProbeBatch::read(&args.inputs, &spec)?;
     let device = torch::device::open(&spec, LocalRank(0))?;
     torch::device::set_threads(args.threads);
-    let mut learner = TorchLearner::new(&spec, &batch.input_type(), device)?;
+    let mut learner = TorchLearner::new(&spec, &batch.input_type(&spec), device)?;
     learner.load_initial()?;
     let probe = learner.probe(&batch)?;
     let path = args.out.display().to_string();

@@ -42,8 +42,9 @@ def test_the_file_says_what_the_numbers_mean(tmp_path):
     assert f"{path}: accepted by " in str(summary)
     assert "input       image float32 (samples, 3, 8, 8)" in str(summary)
     model = f'model = {{ arch = "program", program = "{path}", num_classes = {CLASSES}, channels_last = false }}'
-    assert (summary.recipe, summary.metrics) == ((model,), ())
-    assert str(summary).endswith(f"\n  recipe      {model}")
+    size = f"train.resolution = {SIDE}"
+    assert (summary.recipe, summary.metrics) == ((model, size), ())
+    assert str(summary).endswith(f"\n  recipe      {model}\n              {size}")
 
 
 @pytest.mark.usefixtures("accepting")
@@ -151,6 +152,7 @@ def test_a_model_that_computes_its_loss_is_described_with_its_recipe(tmp_path, f
         f'model = {{ arch = "program", program = "{path}", num_classes = 1, channels_last = false }}',
         'loss = { kind = "program", metrics = ["accuracy", "probability_error"] }',
         'data.extra_fields = ["age"]',
+        f"train.resolution = {SIDE}",
     )
     assert "output      loss (samples), accuracy (samples), probability_error (samples)\n" in str(summary)
 

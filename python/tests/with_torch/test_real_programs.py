@@ -95,6 +95,10 @@ def test_weights_in_channels_last_order_are_compared_in_that_order():
     assert baton.compare(model, batch(), atol=1e-4).is_equal
 
 
+def test_images_may_have_any_shape():
+    assert baton.compare(Small(), (torch.randn(6, 3, 8, 12), batch()[1])).is_equal
+
+
 def test_a_regression_is_equal_too():
     model = VISION.resnet18(num_classes=3)
     assert baton.compare(model, (batch()[0], torch.randn(6, 3)), task="regression").is_equal
@@ -117,7 +121,9 @@ def test_an_export_is_accepted(tmp_path):
 
 RECIPE = """
 name = "net"
-train = { epochs = 1, global_batch = 8, resolution = 32, virtual_ranks = 1 }
+train.epochs = 1
+train.global_batch = 8
+train.virtual_ranks = 1
 optimizer = { kind = "sgd" }
 schedule = { kind = "constant", lr = 0.1 }
 data.train = "none"

@@ -83,13 +83,14 @@ impl ProbeBatch {
         Ok(Self { inputs, extras, targets, labels })
     }
 
-    /// The type of the inputs, which decides how many channels a network of `crates/model` gets.
+    /// The type of the inputs, which decides how many channels a network of `crates/model` gets. To a program, images are
+    /// arrays: the batch has their size, and not the recipe.
     #[must_use]
-    pub fn input_type(&self) -> InputType {
+    pub fn input_type(&self, spec: &JobSpec) -> InputType {
         let sizes = self.inputs.size();
         match sizes.as_slice() {
             _ if self.labels == Labels::Tokens => InputType::Tokens,
-            [_, _, _, _] => InputType::Image,
+            [_, _, _, _] if !spec.model.arch.is_program() => InputType::Image,
             sizes => {
                 InputType::Array(sizes.iter().skip(1).map(|size| size.unsigned_abs()).collect())
             }
