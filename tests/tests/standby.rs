@@ -205,6 +205,7 @@ async fn up_goes_on_with_the_coordinator_that_has_taken_over_until_the_job_ends(
 async fn ctrl_c_of_up_leaves_a_job_that_another_coordinator_serves_while_its_own_hangs() {
     let store = tempfile::tempdir().unwrap();
     let (mut cluster, mut up) = replaced_coordinator_of_up(&store, false).await;
+    assert!(!cluster.run_dir().join("coordinator.json").exists(), "nobody answers at that address");
     interrupt(up.id().unwrap());
     let ended = in_time("`baton up` ends", up.wait()).await.unwrap();
     assert_eq!(ended.code(), Some(i32::from(exit::DRAINED)), "{}", cluster.log("up"));

@@ -256,11 +256,11 @@ impl Manifest {
     /// Whether evaluations in both can be compared: those of this one did not begin anew since the older one.
     pub(crate) fn is_comparable_with(&self, older: &Self) -> bool {
         let (data, program) = (self.data.as_ref(), self.program.as_deref());
-        let outdated = match JobSpec::from_saved(&self.recipe) {
-            Ok(spec) => older.outdated_in(&spec, data, program),
-            // Of a newer version.
-            Err(_) if self.recipe == older.recipe => older.outdated_by_files(data, program),
-            Err(_) => Outdated::Evaluations,
+        let outdated = match self.recipe == older.recipe {
+            // Usual, and then it need not be one that this version can read.
+            true => older.outdated_by_files(data, program),
+            false => JobSpec::from_saved(&self.recipe)
+                .map_or(Outdated::Evaluations, |spec| older.outdated_in(&spec, data, program)),
         };
         outdated != Outdated::Evaluations
     }

@@ -76,7 +76,9 @@ pub(super) async fn statuses(mut coordinator: Coordinator, queue: Queue) {
             Err(failure) if !failure.class.is_retriable() => Some(Input::Refused(failure)),
             Err(_) => None,
         };
-        input.map(|input| queue.send(input));
+        if let Some(input) = input {
+            let _ = queue.send(input);
+        }
         tokio::time::sleep(STATUS_POLL_INTERVAL).await;
     }
 }

@@ -425,8 +425,8 @@ impl Up {
         }
     }
 
-    /// Goes on with the coordinator that has taken over from one that hangs, and says where to look if nobody takes over
-    /// from a coordinator that has taken over.
+    /// If this command's coordinator hangs and another one has taken over, continues with that one. If that one hangs too,
+    /// says where to look.
     ///
     /// # Errors
     /// The job has ended there, and its end was not seen.

@@ -426,6 +426,14 @@ fn checkpoint_is_sent_to_rank_0_and_drain_to_every_rank() {
     assert_eq!(session.handle(at(11.0), drain_all), [drain(0), drain(1)]);
 }
 
+#[test]
+fn an_agent_is_attached_once_it_has_an_answer() {
+    let mut session = attached(1);
+    assert!(session.reason().starts_with("looking for the coordinator"), "{}", session.reason());
+    session.handle(at(1.0), launched(1, 1));
+    assert!(session.reason().starts_with("attached"), "{}", session.reason());
+}
+
 // ---- stale messages ----
 
 /// Checks that a stale message only increases the count of stale messages.

@@ -47,8 +47,8 @@ pub(super) fn with_decisions(
     Ok(entries.into_iter().zip(decisions).collect())
 }
 
-/// The retention rule of the claimant. Where the store names none, as one with copied checkpoints, the
-/// newest complete checkpoint does, and its job is assumed to have written all of its own.
+/// The retention rule of the claimant. Without one, as in a store of copies, it is that of the newest complete checkpoint,
+/// whose job is assumed to have begun with the first of its own.
 fn retention(
     entries: &[Entry],
     claimant: Option<&Claimant>,

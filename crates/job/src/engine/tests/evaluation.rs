@@ -3,7 +3,7 @@
 use super::*;
 use baton_recipe::{
     Epoch,
-    progress::{Extent, Fit},
+    progress::{Extent, Fit, PastEvaluation},
 };
 
 fn top1(top1: f64) -> Accuracy {
@@ -189,6 +189,30 @@ fn evaluations_that_were_not_passed_on_are_published_at_the_next_start() {
     };
     let records = [vec![opened(1, vec![placement(0, 0, 0)]), first], records].concat();
     assert_eq!(replay(&records).status().evaluation.unwrap().step, Step(40));
+}
+
+#[test]
+fn past_evaluations_that_no_rank_has_are_refused() {
+    let past = |step, epoch| PastEvaluation {
+        step: Step(step),
+        epoch: Epoch(epoch),
+        extent: Extent::Full,
+        accuracy: top1(0.1),
+        ema: None,
+    };
+    let started = |newest_evaluations| RankReport::Started {
+        source: StateSource::Fresh,
+        progress: Progress { step: Step(5), newest_evaluations, ..Progress::default() },
+    };
+    let stale = |newest_evaluations| {
+        let mut engine = training(&[1]);
+        report(&mut engine, at(9.0), 0, started(newest_evaluations));
+        engine.status().stale_messages
+    };
+    assert_eq!(stale(vec![past(5, 1); 16]), 0);
+    assert_eq!(stale(vec![past(5, 1); 17]), 1);
+    assert_eq!(stale(vec![past(6, 1)]), 1, "after the state");
+    assert_eq!(stale(vec![past(5, u32::MAX)]), 1);
 }
 
 #[test]

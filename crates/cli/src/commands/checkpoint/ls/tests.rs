@@ -80,6 +80,11 @@ fn what_the_next_save_removes_is_known_from_the_run_and_not_guessed_from_the_job
     let fence = sample.folder.path().join("fences/000002");
     std::fs::write(fence, serde_json::json!(claimant).to_string()).unwrap();
     assert_eq!(kept(), "every 4 epochs");
+    // The next one has another recipe, and has saved nothing yet.
+    let recipe = r#"{"checkpoint":{"keep_last":1,"keep_every_epochs":2}}"#.to_owned();
+    let claimant = Claimant { owner: "next".to_owned(), recipe, ..claimant };
+    sample.store.claim(Generation(9), &claimant).unwrap();
+    assert_eq!(kept(), "every 2 epochs");
 }
 
 #[test]
