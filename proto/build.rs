@@ -4,7 +4,7 @@
 use std::{env, fs, path::PathBuf};
 
 /// Messages whose JSON is derived from their fields.
-const JSON: [&str; 21] = [
+const JSON: [&str; 22] = [
     "CheckpointEntry",
     "DrainStatus",
     "EvaluationProgress",
@@ -15,6 +15,7 @@ const JSON: [&str; 21] = [
     "Host",
     "InvalidatedCheckpoints",
     "Loader",
+    "LocalCheckpoint",
     "Metric",
     "NodeStatus",
     "PauseStatus",

@@ -174,6 +174,8 @@ mod tests {
                 message: "full".to_owned(),
                 fence: Some(Generation(2)),
             }),
+            RankReport::SavedLocally { step: Step(2), seconds: AWKWARD },
+            RankReport::LocalSaveFailed { message: "full".to_owned() },
             RankReport::Lost { detail: "rank 1".to_owned() },
             RankReport::Done { outcome: Outcome::Completed, digest: "00".to_owned() },
             RankReport::Exited(failure()),

@@ -7,7 +7,7 @@ use baton_job::exit;
 use baton_proto::v1::{
     GetStatusResponse, PauseRequest, ResumeRequest, watch_events_response::Kind,
 };
-use baton_tests::{Cluster, binary, in_time, kill, stop};
+use baton_tests::{Cluster, binary, in_time, kill, stop, terminate};
 
 /// Pseudo-random but repeatable steps below `limit`, in increasing order.
 fn moments(seed: u64, count: usize, limit: u64) -> Vec<u64> {
@@ -157,6 +157,71 @@ async fn everything_killed_at_three_moments_resumes_from_the_newest_checkpoint()
     cluster.start_agent("node", 4);
     cluster.end().await;
 
+    cluster.assert_undisturbed_bits().await;
+}
+
+#[tokio::test]
+async fn everything_killed_continues_from_the_local_checkpoint_that_is_newer_than_the_store() {
+    let disk = tempfile::tempdir().unwrap();
+    let mut cluster = Cluster::endless()
+        .set("checkpoint.every_epochs=0")
+        .set(&format!("checkpoint.local_dir={}", disk.path().display()))
+        .set("checkpoint.local_every_steps=10");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    let local = async || cluster.status().await.local_checkpoint.filter(|local| local.step >= 40);
+    let local = cluster.until("local checkpoints", local).await;
+    assert_eq!(local.nodes, ["node"]);
+    cluster.kill_coordinator().await;
+    cluster.kill_agent(0).await;
+
+    let mut cluster = cluster.set("checkpoint.every_epochs=1");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 3);
+    let mut events = cluster.new_events().await;
+    let began = loop {
+        let event = events.next_of(Kind::TrainingStarted).await;
+        if event.message.contains("local checkpoint step-") {
+            break event;
+        }
+    };
+    assert!(began.message.contains("of node node, written by 2 ranks"), "{}", began.message);
+    assert!(began.step >= Some(local.step), "{began:?}: {local:?}");
+    assert_eq!(events.next_of(Kind::Saved).await.step, began.step, "the store has it at once");
+    cluster.end().await;
+    cluster.assert_undisturbed_bits().await;
+}
+
+#[tokio::test]
+async fn a_notice_that_is_too_short_for_the_store_leaves_the_state_on_the_machine() {
+    let (server, disk) = (Server::start(), tempfile::tempdir().unwrap());
+    let mut cluster = endless()
+        .with_environment(server.environment())
+        .set(&format!("checkpoint.dir={}", server.location()))
+        .set(&format!("checkpoint.local_dir={}", disk.path().display()))
+        .set("cluster.drain_seconds=5");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    cluster.events().await.saved_at(50).await;
+    server.faults(Fault::Delayed, 1);
+    terminate(cluster.agent_pid(0));
+    let end = "is not in the store, only in the local checkpoint of node";
+    let look = async || cluster.log("coordinator").contains(end).then_some(());
+    cluster.until("the end of the notice", look).await;
+    server.recovers();
+    let (coordinator, log) = cluster.coordinator_ends().await;
+    assert_eq!(coordinator, Some(i32::from(exit::DRAINED)), "{log}");
+    cluster.agent_ends(0).await;
+
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    let mut events = cluster.new_events().await;
+    let local = async |events: &mut baton_tests::Events| {
+        let message = events.next_of(Kind::TrainingStarted).await.message;
+        message.contains("local checkpoint step-").then_some(())
+    };
+    while local(&mut events).await.is_none() {}
+    cluster.end().await;
     cluster.assert_undisturbed_bits().await;
 }
 

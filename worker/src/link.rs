@@ -3,6 +3,7 @@
 use std::io::{self, Read, Write};
 
 use baton_job::{
+    NodeId,
     exit::Failure,
     message::{RankCommand, RankMessage, Welcome},
 };
@@ -33,6 +34,8 @@ pub(crate) struct Setup {
     pub(crate) local_ranks: u32,
     /// Folder on this node for cached copies of remote shards, if the recipe names none.
     pub(crate) cache_dir: std::path::PathBuf,
+    /// Name of this node.
+    pub(crate) node: NodeId,
     /// Address on which ranks on other nodes reach this node.
     pub(crate) host: String,
 }

@@ -147,6 +147,7 @@ impl Timeline {
             Record::Evaluated { .. }
             | Record::Diverged(_)
             | Record::Metered(_)
+            | Record::Draining { .. }
             | Record::Paid { .. } => Vec::new(),
         }
     }

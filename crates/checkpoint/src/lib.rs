@@ -13,6 +13,7 @@
 //!   shard-00001-of-00002.safetensors
 //!   manifest.json                         written last, create-only: this write is the commit
 //!   evaluation.json                       results of an evaluation that followed the commit, if one did
+//!   part-00000-of-00002.json              only of a local checkpoint: this rank's part is complete
 //! ```
 //!
 //! Start with [`Store`]; [`Manifest`] describes the content of a checkpoint. Every call blocks: do not call
@@ -37,6 +38,7 @@ mod frozen;
 mod journal;
 mod layout;
 mod lease;
+mod local;
 mod manifest;
 mod name;
 mod prune_decision;

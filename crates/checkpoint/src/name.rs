@@ -77,6 +77,11 @@ pub(crate) fn shard_file(rank: Rank, world_size: u32) -> String {
     format!("shard-{:05}-of-{world_size:05}.safetensors", rank.0)
 }
 
+/// The file that says that a rank's part of a local checkpoint is complete.
+pub(crate) fn part_file(rank: Rank, parts: u32) -> String {
+    format!("part-{:05}-of-{parts:05}.json", rank.0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

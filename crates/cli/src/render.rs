@@ -7,8 +7,8 @@ use std::path::Path;
 use baton_job::{exit::Outcome, shortened};
 use baton_proto::v1::{
     self, Accuracy, EvaluatedStep, EvaluationProgress, Extent, GeneratedText, GetStatusResponse,
-    Gpu, Host, Incident, Loader, Metric, NodeStatus, PauseStatus, RankStatus, Recovery, Spending,
-    Step, StreamLogsResponse, WatchEventsResponse, get_status_response::Phase,
+    Gpu, Host, Incident, Loader, LocalCheckpoint, Metric, NodeStatus, PauseStatus, RankStatus,
+    Recovery, Spending, Step, StreamLogsResponse, WatchEventsResponse, get_status_response::Phase,
     watch_events_response::Kind,
 };
 use baton_recipe::task;
@@ -257,6 +257,16 @@ pub(crate) fn checkpoint(status: &GetStatusResponse) -> Option<String> {
     Some(format!("{name}  step {}  {size}{age}{took}", checkpoint.step))
 }
 
+/// The newest local checkpoint, and the nodes that have it, the first few by name.
+pub(crate) fn local_checkpoint(local: &LocalCheckpoint) -> String {
+    const SHOWN_NODES: usize = 4;
+    let mut nodes: Vec<_> = local.nodes.iter().take(SHOWN_NODES).map(|node| clean(node)).collect();
+    if let Some(more) = local.nodes.len().checked_sub(SHOWN_NODES).filter(|more| *more > 0) {
+        nodes.push(format!("{more} more").into());
+    }
+    format!("step {}  on {}  written in {:.1} s", local.step, nodes.join(", "), local.seconds)
+}
+
 /// An event with its time; `day` decides whether the date is shown.
 pub(crate) fn event(event: &WatchEventsResponse, day: Day, paint: Paint) -> String {
     let seconds = event.unix_millis / 1_000;
@@ -333,6 +343,7 @@ pub(crate) fn status(status: &GetStatusResponse, paint: Paint) -> String {
     add("best", best(status).map(evaluation));
     add("started", status.began_with.clone());
     add("checkpoint", checkpoint(status));
+    add("local", status.local_checkpoint.as_ref().map(local_checkpoint));
     add("saving", save_problem(status));
     let location = &status.checkpoint_location;
     add("stored in", Some(location.clone()).filter(|location| !location.is_empty()));

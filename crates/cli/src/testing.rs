@@ -2,11 +2,11 @@
 
 use baton_proto::v1::{
     Accuracy, Activity, BatchMark, Checkpoint, Diagnosis, DrainStatus, Empty, EvaluatedStep,
-    Extent, Failure, Fit, GetStatusResponse, Gpu, Host, Incident, Loader, NodeStatus, Outcome,
-    PauseStatus, RankHeartbeat, RankStatus, Recovery, Rollback, SaveTimes, Spending, Step,
-    StreamLogsResponse, StreamMetricsResponse, WatchEventsResponse, diagnosis::Divergence,
-    failure::Class, get_status_response::Phase, outcome, stream_metrics_response::Metrics,
-    watch_events_response::Kind,
+    Extent, Failure, Fit, GetStatusResponse, Gpu, Host, Incident, Loader, LocalCheckpoint,
+    NodeStatus, Outcome, PauseStatus, RankHeartbeat, RankStatus, Recovery, Rollback, SaveTimes,
+    Spending, Step, StreamLogsResponse, StreamMetricsResponse, WatchEventsResponse,
+    diagnosis::Divergence, failure::Class, get_status_response::Phase, outcome,
+    stream_metrics_response::Metrics, watch_events_response::Kind,
 };
 
 /// Before any agent has joined.
@@ -173,6 +173,11 @@ pub(crate) fn draining() -> GetStatusResponse {
             agreed_after_seconds: Some(0.4),
             copied_after_seconds: Some(0.5),
             durable_after_seconds: None,
+        }),
+        local_checkpoint: Some(LocalCheckpoint {
+            step: 441,
+            nodes: vec!["a".to_owned(), "b".to_owned()],
+            seconds: 0.21,
         }),
         save_problem: Some(
             "cannot write shard-00000-of-00003.safetensors: the disk is full".to_owned(),

@@ -131,7 +131,7 @@ const drawProgress = (status, elapsed) => {
 };
 
 export const drawFigures = (status, elapsed) => {
-  const { latest, evaluation, best, spending, checkpoint } = status;
+  const { latest, evaluation, best, spending, checkpoint, local_checkpoint: local } = status;
   const score = (found) => metricValue(found?.metrics[0]);
   const of = (found, text) => (found ? `${text} step ${whole(found.step)}` : "");
   const interruptions = status.recoveries_total;
@@ -157,6 +157,7 @@ export const drawFigures = (status, elapsed) => {
       spending.most_hours === null ? (spending.used === null ? "no limit" : "") : `of ${decimal(spending.most_hours, 1)} h`],
     ["Last checkpoint", checkpoint ? `step ${whole(checkpoint.step)}` : NONE,
       status.checkpoint_age_seconds === null ? "" : `${duration(plus(status.checkpoint_age_seconds, elapsed))} ago`],
+    ...(local ? [["Local checkpoint", `step ${whole(local.step)}`, `on ${local.nodes.join(", ")}`]] : []),
   ];
   const list = byId("figures");
   if (list.children.length !== figures.length) {

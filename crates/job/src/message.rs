@@ -109,6 +109,9 @@ pub enum StateSource {
 pub struct Restored {
     /// Name in the store.
     pub name: String,
+    /// The node on whose own disk it was; absent if it was in the store.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub local_of: Option<String>,
     /// Why newer checkpoints were skipped, one reason each; empty if none was skipped.
     pub skipped: Vec<String>,
     /// Differences between this recipe and the one that wrote the checkpoint, one value per line.
@@ -530,6 +533,19 @@ pub enum RankReport {
     },
     /// A save failed; training continues.
     SaveFailed(SaveProblem),
+    /// The local checkpoint of its node is complete. Sent by the rank that completed it.
+    SavedLocally {
+        /// Updates made.
+        step: Step,
+        /// Seconds from the copy of the state until this rank had written its part.
+        seconds: f64,
+    },
+    /// A local checkpoint failed; training continues. Sent by the rank that could not write its part, unless its last one
+    /// failed too.
+    LocalSaveFailed {
+        /// One line: what, where, what to do.
+        message: String,
+    },
     /// One of its collective operations failed; it keeps its state and waits for a new generation.
     Lost {
         /// The error.

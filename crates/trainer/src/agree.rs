@@ -16,7 +16,7 @@ use baton_job::{
 use baton_recipe::{JobSpec, Step, data_summary::DataSummary, progress::Progress};
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Learner, TrainingJob, restoring};
+use crate::{Error, Learner, TrainingJob, local_saves::LocalSaver, restoring};
 
 /// The state to start from, and where it comes from.
 #[derive(Debug, Serialize, Deserialize)]
@@ -47,6 +47,7 @@ impl RunPosition {
 pub(crate) struct RestoreContext<'a> {
     pub(crate) job: &'a TrainingJob,
     pub(crate) restore: &'a Restore,
+    pub(crate) local: &'a LocalSaver,
 }
 
 /// Result of [`plan`]: the agreed state, and which ranks have its values.

@@ -8,7 +8,9 @@ use baton_job::{
     message::{Activity, Commit, RankReport, SaveProblem},
 };
 
-use crate::{Error, GenerationContext, Learner, Trainer, controls::Votes};
+use crate::{
+    Error, GenerationContext, Learner, Trainer, controls::Votes, local_saves::LOCAL_TIMEOUT,
+};
 
 /// Pauses before the last save is tried again, the last of them again and again.
 pub(crate) const LAST_SAVE_PAUSES: [Duration; 4] = [
@@ -46,11 +48,14 @@ impl<L: Learner> Trainer<L> {
         &mut self,
         context: &mut GenerationContext<'_>,
     ) -> Result<(), Error> {
-        if let Some((behind, seconds)) = self.saver.active_save()
-            && context.collective.rank() == Rank(0)
-        {
+        if let Some((behind, seconds)) = self.saver.active_save() {
             let step = self.position.progress.step;
-            (context.report)(RankReport::SaveWaits { step, behind, seconds });
+            if context.collective.rank() == Rank(0) {
+                (context.report)(RankReport::SaveWaits { step, behind, seconds });
+            }
+            // The store may be away, and nobody hears of a notice meanwhile.
+            self.save_locally(context);
+            self.local.collect(LOCAL_TIMEOUT, context.report);
         }
         // A failure is reported and training continues: the next checkpoint may succeed.
         let _ = self.finish_writing(context)?;
@@ -148,6 +153,8 @@ impl<L: Learner> Trainer<L> {
         &mut self,
         context: &mut GenerationContext<'_>,
     ) -> Result<(), Error> {
+        // It is durable first: the store may be slow, or away.
+        self.save_locally(context);
         let step = self.position.progress.step;
         let being_written = self.saver.active_save().map(|(step, _)| step);
         let is_copied = [being_written, self.position.durable_step()].contains(&Some(step));
@@ -158,6 +165,7 @@ impl<L: Learner> Trainer<L> {
         };
         if is_copied {
             report_copied(context);
+            self.local.collect(LOCAL_TIMEOUT, context.report);
         }
         let _ = self.finish_writing(context)?;
         if self.position.durable_step() == Some(step) {
@@ -173,6 +181,7 @@ impl<L: Learner> Trainer<L> {
             if std::mem::take(&mut is_first) && !is_copied {
                 report_copied(context);
             }
+            self.local.collect(LOCAL_TIMEOUT, context.report);
             if self.finish_writing(context)?.is_ok() {
                 return Ok(());
             }

@@ -10,6 +10,7 @@
 //! | [`linear`] | softmax regression in plain Rust, for fast tests of everything around training |
 //! | `agree`, `restoring` | how the ranks of a new generation get the same state |
 //! | `checkpointing`, `saving` with `state_copy`, `evaluation` | work that all ranks do together |
+//! | `local_saves` | checkpoints on each machine's own disk |
 //! | `inputs` | data sets, cut into micro-batches |
 //! | `activity`, `step_metrics`, `throughput`, `loader_watch` | what a rank reports while it trains |
 //! | [`sampling`] | how the next token of a generated text is chosen |
@@ -36,6 +37,7 @@ mod loader_watch;
 #[cfg(test)]
 #[path = "../../collectives/tests/kit/local.rs"]
 mod local;
+mod local_saves;
 mod restoring;
 pub mod sampling;
 mod saving;
@@ -53,6 +55,7 @@ pub use error::Error;
 pub use evaluation::combine_evaluations;
 pub use inputs::{BatchFeed, JobInputs, vocabulary};
 pub use learner::{BatchEvaluation, EvaluatedWeights, Leaf, Learner, Sums, Update};
+pub use local_saves::LocalFolder;
 pub use saving::write_initial_checkpoint;
 pub use state_copy::StateCopy;
 pub use step_loop::{BuildLearner, GenerationContext, Trainer, TrainingJob};

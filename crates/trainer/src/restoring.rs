@@ -1,9 +1,11 @@
 //! Restores a checkpoint on all ranks, for any number of ranks that wrote it.
 //!
 //! Rank 0 chooses the checkpoint and skips damaged ones. Every rank reads and verifies some of the files, so that each
-//! file is read once, and sends what it read to the others.
+//! file is read once, and sends what it read to the others. A local checkpoint that is newer than all in the store is read
+//! by one rank of its machine.
 
 use std::{
+    cmp::Reverse,
     num::NonZeroUsize,
     ops::Range,
     thread,
@@ -27,6 +29,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Error, Learner, TrainingJob,
     agree::{AgreedState, RestoreContext, RestorePlan, StateProvider, gather},
+    local_saves::LocalOffer,
     saving::layout,
 };
 
@@ -35,6 +38,8 @@ use crate::{
 enum RestoreCommand {
     /// Read your share of this checkpoint and report the result.
     Read(Box<Manifest>),
+    /// This rank reads this local checkpoint of its machine; report the result.
+    ReadLocal(Rank, Box<Manifest>),
     /// Begin training with this state.
     Begin(Box<RestorePlan>),
 }
@@ -58,8 +63,18 @@ pub(crate) fn restore<L: Learner>(
     learner: &mut L,
     context: RestoreContext<'_>,
 ) -> Result<RestorePlan, Error> {
+    let (mut offers, mut offered) = (Vec::new(), None);
+    if context.job.spec.checkpoint.has_local() {
+        let (offer, store) = context.local.offer(context.job, context.restore).unzip();
+        offers = gather(collective, &offer)?;
+        offered = store;
+    }
+    let offered = offered.as_ref();
     let mut mine = match collective.rank() {
-        Rank(0) => Some(RestoreCommand::Begin(Box::new(choose(collective, learner, context)?))),
+        Rank(0) => {
+            let plan = choose((offers, offered), collective, learner, context)?;
+            Some(RestoreCommand::Begin(Box::new(plan)))
+        }
         _ => None,
     };
     loop {
@@ -67,6 +82,9 @@ pub(crate) fn restore<L: Learner>(
             RestoreCommand::Read(manifest) => {
                 // Rank 0 decides what to do about damage.
                 let _damage = read_share(&context.job.store, &manifest, collective, learner)?;
+            }
+            RestoreCommand::ReadLocal(holder, manifest) => {
+                let _damage = read_local((holder, offered), &manifest, collective, learner)?;
             }
             RestoreCommand::Begin(plan) => return Ok(*plan),
         }
@@ -82,13 +100,67 @@ fn exchange_command(
     commands.into_iter().next().flatten().ok_or(Error::Bug("rank 0 sent no restore command"))
 }
 
-/// Rank 0 chooses the checkpoint; meanwhile the other ranks follow its commands.
+/// Rank 0 chooses the checkpoint; meanwhile the other ranks follow its commands. A local checkpoint that a rank `offers` is
+/// used if it is newer than all in the store; that of rank 0 is `offered`.
 fn choose<L: Learner>(
+    (offers, offered): (Vec<Option<LocalOffer>>, Option<&Store>),
     collective: &mut dyn Collective,
     learner: &mut L,
     context: RestoreContext<'_>,
 ) -> Result<RestorePlan, Error> {
-    let RestoreContext { job: TrainingJob { spec, store, inputs, .. }, restore } = context;
+    let mut offers: Vec<(Rank, LocalOffer)> =
+        (0..).map(Rank).zip(offers).filter_map(|(rank, offer)| Some((rank, offer?))).collect();
+    let mut skipped = Vec::new();
+    if !offers.is_empty() {
+        let in_store = match context.job.store.find(context.restore, &mut |_, _| Ok(())) {
+            Ok(found) => found.filter(|found| found.other_store.is_none()),
+            Err(checkpoint::Error::NoUsableCheckpoint { .. }) => None,
+            Err(error) => return Err(error.into()),
+        };
+        let in_store = in_store.map(|found| found.manifest.id());
+        offers.retain(|(_, offer)| Some(offer.manifest.id()) > in_store);
+        offers.sort_by_key(|(rank, offer)| (Reverse(offer.manifest.id()), *rank));
+        for (holder, LocalOffer { node, manifest }) in offers {
+            let location = format!("the local checkpoints of node {node}");
+            let program = learner.program().map(str::to_owned);
+            let (changes, outdated) = changes(&manifest, context, program.as_deref(), &location)?;
+            moves(&manifest, learner)?;
+            let command = RestoreCommand::ReadLocal(holder, Box::new(manifest.clone()));
+            exchange_command(collective, Some(command))?;
+            if let Some(problem) = read_local((holder, offered), &manifest, collective, learner)? {
+                skipped.push(format!("{} of node {node} ({problem})", manifest.name()));
+                continue;
+            }
+            let mut plan = plan(
+                &manifest,
+                manifest.generation,
+                (changes, outdated),
+                StateProvider::One(holder),
+                context,
+            );
+            // As if its save in the store had been lost: it is saved there first.
+            let position = &mut plan.agreed.position;
+            (position.progress.saved, position.durable) = (Some(position.progress.step), in_store);
+            if let StateSource::Checkpoint(restored) = &mut plan.agreed.source {
+                (restored.local_of, restored.skipped) = (Some(node), skipped);
+            }
+            return Ok(plan);
+        }
+    }
+    let mut plan = choose_in_store(collective, learner, context)?;
+    if let StateSource::Checkpoint(restored) = &mut plan.agreed.source {
+        restored.skipped.splice(..0, skipped);
+    }
+    Ok(plan)
+}
+
+/// Rank 0 chooses the checkpoint in the store.
+fn choose_in_store<L: Learner>(
+    collective: &mut dyn Collective,
+    learner: &mut L,
+    context: RestoreContext<'_>,
+) -> Result<RestorePlan, Error> {
+    let RestoreContext { job: TrainingJob { spec, store, .. }, restore, .. } = context;
     // Ok: the recipe's changes since the checkpoint. Err: the checkpoint is intact but cannot be used.
     let mut accepted = Ok((Vec::new(), Outdated::Nothing));
     let mut alone = false;
@@ -136,10 +208,32 @@ fn choose<L: Learner>(
         let agreed = AgreedState { source: StateSource::Fresh, position };
         return Ok(RestorePlan { agreed, provider });
     };
+    // The generations of another store are not those of this run: it has none of this run's rollbacks.
+    let written_by = other_store.map_or(manifest.generation, |_| Generation(0));
+    let provider = match alone {
+        true => StateProvider::One(Rank(0)),
+        false => StateProvider::Readers(Box::new(manifest.clone())),
+    };
+    let mut plan = plan(&manifest, written_by, (changes, outdated), provider, context);
+    if let StateSource::Checkpoint(restored) = &mut plan.agreed.source {
+        restored.skipped = skipped;
+    }
+    Ok(plan)
+}
+
+/// The plan to begin with a checkpoint of generation `written_by` of this store.
+fn plan(
+    manifest: &Manifest,
+    written_by: Generation,
+    (changes, outdated): (Vec<String>, Outdated),
+    provider: StateProvider,
+    context: RestoreContext<'_>,
+) -> RestorePlan {
+    let TrainingJob { id, spec, inputs, .. } = context.job;
     let mut progress = manifest.progress.clone();
     let is_evaluated = progress.evaluated_at == Some(progress.step);
     progress.discard(outdated);
-    if manifest.job != context.job.id {
+    if manifest.job != *id {
         // That job has reported its own evaluations.
         progress.newest_evaluations.clear();
     }
@@ -150,13 +244,12 @@ fn choose<L: Learner>(
         progress.saved = None;
     }
     let durable = (!saves_again).then(|| manifest.id());
-    // The generations of another store are not those of this run: it has none of this run's rollbacks.
-    let written_by = other_store.map_or(manifest.generation, |_| Generation(0));
     let position = context.position(progress, durable, written_by);
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let restored = Restored {
         name: manifest.name(),
-        skipped,
+        local_of: None,
+        skipped: Vec::new(),
         changes,
         world_size: manifest.world_size,
         age_seconds: since_epoch.as_secs().saturating_sub(manifest.created_unix_seconds),
@@ -164,12 +257,29 @@ fn choose<L: Learner>(
         // Set once every rank has the state.
         seconds: 0.0,
     };
-    let provider = match alone {
-        true => StateProvider::One(Rank(0)),
-        false => StateProvider::Readers(Box::new(manifest)),
-    };
     let agreed = AgreedState { source: StateSource::Checkpoint(restored), position };
-    Ok(RestorePlan { agreed, provider })
+    RestorePlan { agreed, provider }
+}
+
+/// Reads the whole state on the rank that has `offered` it. All ranks get the same result: the checkpoint's damage, if any.
+fn read_local<L: Learner>(
+    (holder, offered): (Rank, Option<&Store>),
+    manifest: &Manifest,
+    collective: &mut dyn Collective,
+    learner: &mut L,
+) -> Result<Option<String>, Error> {
+    let read = match offered.filter(|_| collective.rank() == holder) {
+        Some(store) => {
+            let all: Vec<_> = manifest.shards.iter().collect();
+            match read(store, manifest, &all, FROZEN_READER, jobs(1), learner) {
+                // The store has an older one.
+                Err(Error::Checkpoint(error)) => Ok(Err(error.to_string())),
+                read => read,
+            }
+        }
+        None => Ok(Ok(())),
+    };
+    share_result(read, collective)
 }
 
 /// Reads this rank's share of the files. All ranks get the same result: the checkpoint's damage, if any.
@@ -183,6 +293,14 @@ fn read_share<L: Learner>(
     let is_mine = |rank| reader_of(rank, world_size) == collective.rank();
     let mine: Vec<_> = manifest.shards.iter().filter(|shard| is_mine(shard.rank)).collect();
     let read = read(store, manifest, &mine, collective.rank(), jobs(world_size), learner);
+    share_result(read, collective)
+}
+
+/// The damage that any rank has found while it read.
+fn share_result(
+    read: Result<Result<(), String>, Error>,
+    collective: &mut dyn Collective,
+) -> Result<Option<String>, Error> {
     let result = match &read {
         Ok(Ok(())) => ReadResult::Read,
         Ok(Err(problem)) => ReadResult::Damaged(problem.clone()),
@@ -292,7 +410,7 @@ fn changes(
     program: Option<&str>,
     location: &str,
 ) -> Result<(Vec<String>, Outdated), Error> {
-    let RestoreContext { job: TrainingJob { id, spec, inputs, .. }, restore } = context;
+    let RestoreContext { job: TrainingJob { id, spec, inputs, .. }, restore, .. } = context;
     let mut changes = spec.changes_since(&manifest.recipe);
     let mut outdated = manifest.outdated_in(spec, Some(inputs.summary()), program);
     if manifest.program.as_deref().is_some_and(|digest| program != Some(digest)) {

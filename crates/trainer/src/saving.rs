@@ -320,14 +320,16 @@ pub fn write_initial_checkpoint<L: Learner>(
 }
 
 /// Copy of a frozen region in host memory.
-struct FrozenCopy {
+pub(crate) struct FrozenCopy {
     region: &'static str,
     float: Float,
     /// The contents as 32-bit words, whatever the number format is.
     words: Vec<f32>,
 }
 
-fn frozen_copies<L: Learner>(learner: &mut L) -> Result<Vec<FrozenCopy>, baton_collectives::Error> {
+pub(crate) fn frozen_copies<L: Learner>(
+    learner: &mut L,
+) -> Result<Vec<FrozenCopy>, baton_collectives::Error> {
     let frozen = learner.regions().into_iter().filter_map(|region| {
         let float = region.frozen?;
         let words = region.buffer.to_host();
@@ -336,7 +338,7 @@ fn frozen_copies<L: Learner>(learner: &mut L) -> Result<Vec<FrozenCopy>, baton_c
     frozen.collect()
 }
 
-fn write_frozen(
+pub(crate) fn write_frozen(
     store: &Store,
     id: SaveId,
     copies: Vec<FrozenCopy>,
@@ -368,7 +370,7 @@ fn problem(error: baton_checkpoint::Error) -> SaveProblem {
 }
 
 /// A manifest that does not list its files yet.
-fn draft<L: Learner>(
+pub(crate) fn draft<L: Learner>(
     learner: &mut L,
     progress: &Progress,
     id: SaveId,

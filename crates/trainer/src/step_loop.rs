@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use baton_checkpoint::Store;
+use baton_checkpoint::{SaveId, Store};
 use baton_collectives::Collective;
 use baton_job::{
     Generation, JobId, Rank,
@@ -39,6 +39,7 @@ use crate::{
     inputs::BatchFeed,
     learner,
     loader_watch::LoaderWatch,
+    local_saves::{LocalFolder, LocalSaver},
     saving::Saver,
     step::{StateValidity, StepContext, StepEnd, Stepper},
     step_metrics::{self, StepMetrics},
@@ -53,6 +54,8 @@ pub struct TrainingJob {
     pub spec: Arc<JobSpec>,
     /// Where checkpoints go.
     pub store: Arc<Store>,
+    /// Where local checkpoints go; absent if the recipe has no `checkpoint.local_dir`.
+    pub local: Option<LocalFolder>,
     /// Its data.
     pub inputs: JobInputs,
 }
@@ -94,6 +97,7 @@ pub struct Trainer<L: Learner> {
     /// Whether the learner contains the state of `position`.
     validity: StateValidity,
     pub(crate) saver: Saver,
+    pub(crate) local: LocalSaver,
     /// Pauses before the last save is tried again, the last of them again and again.
     pub(crate) last_save_pauses: [Duration; 4],
     pub(crate) loaders: LoaderWatch,
@@ -113,6 +117,7 @@ impl<L: Learner> Trainer<L> {
             position: RunPosition::default(),
             validity: StateValidity::Untouched,
             saver: Saver::default(),
+            local: LocalSaver::default(),
             last_save_pauses: LAST_SAVE_PAUSES,
             loaders: LoaderWatch::default(),
         })
@@ -187,7 +192,8 @@ impl<L: Learner> Trainer<L> {
         let mut agreed = Some(self.vote(context)?);
         loop {
             // Everything except a plain next step first needs the metrics of the last one.
-            let is_next = self.plan().due(&self.position.progress) == Due::Train;
+            let is_next =
+                self.plan().due(&self.position.progress) == Due::Train && !self.saves_locally();
             let must_act = agreed.is_some_and(|votes| votes.need_action(self.saver.is_active()));
             if (must_act || !is_next)
                 && let Some((report, votes)) = self.finish_pending_step(context, stepper)?
@@ -218,6 +224,10 @@ impl<L: Learner> Trainer<L> {
                 }
                 self.drive_checkpoint(votes, context)?;
             }
+            if self.saves_locally() {
+                self.save_locally(context);
+            }
+            self.local.collect(Duration::ZERO, context.report);
             agreed = match self.plan().due(&self.position.progress) {
                 Due::Train => {
                     let samples = self.plan().next_batch(&self.position.progress);
@@ -297,6 +307,20 @@ impl<L: Learner> Trainer<L> {
         Ok(votes)
     }
 
+    /// Whether the recipe asks for a local checkpoint of the current state.
+    fn saves_locally(&self) -> bool {
+        let (every, step) =
+            (self.job.spec.checkpoint.local_every_steps, self.position.progress.step);
+        every > 0 && step.0 > 0 && step.0.is_multiple_of(every)
+    }
+
+    /// Starts a local checkpoint of the current state, if the recipe asks for such ones.
+    pub(crate) fn save_locally(&mut self, context: &mut GenerationContext<'_>) {
+        let progress = &self.position.progress;
+        let id = SaveId { generation: context.generation, step: progress.step };
+        self.local.save(&mut self.learner, (progress, id), &self.job, context.report);
+    }
+
     /// The micro-batches of this rank from the current position on.
     fn train_feed(&mut self, block: &Range<u32>) -> BatchFeed {
         self.loaders.begin();
@@ -320,7 +344,11 @@ impl<L: Learner> Trainer<L> {
             self.validity = StateValidity::Partial;
         }
         let began = Instant::now();
-        let restore = RestoreContext { job: &self.job, restore: context.restore };
+        if self.job.spec.checkpoint.has_local() {
+            self.local.begin(&self.job, context.collective, context.report)?;
+        }
+        let (job, local) = (&self.job, &self.local);
+        let restore = RestoreContext { job, restore: context.restore, local };
         let plan = agree::plan(context.collective, held.as_ref(), &mut self.learner, restore)?;
         let step = plan.agreed.position.progress.step;
         let behind = held.as_ref().is_none_or(|held| held.progress.step != step);
@@ -451,6 +479,9 @@ impl<L: Learner> Trainer<L> {
         outcome: Outcome,
         context: &mut GenerationContext<'_>,
     ) -> Result<Outcome, Error> {
+        if outcome == Outcome::Completed && self.job.spec.checkpoint.has_local() {
+            self.local.remove(&self.job, context.collective, context.report);
+        }
         let digest = digest::of(&mut self.learner, &self.position.progress)?;
         (context.report)(RankReport::Done { outcome: outcome.clone(), digest });
         Ok(outcome)

@@ -204,7 +204,7 @@ fn trainer(ahead: bool, overrides: &[&str]) -> TestTrainer {
     let spec = Arc::new(kit::recipe(&of_all, overrides));
     let inputs = JobInputs::open(&spec, Path::new("")).unwrap();
     let store = Arc::new(Store::memory().unwrap());
-    let job = TrainingJob { id: JobId::default(), spec: spec.clone(), store, inputs };
+    let job = TrainingJob { id: JobId::default(), spec: spec.clone(), store, local: None, inputs };
     let calls = Arc::<Mutex<Vec<Call>>>::default();
     let controls = Arc::<Controls>::default();
     let (recorded, requested) = (calls.clone(), controls.clone());

@@ -253,7 +253,8 @@ impl<'a, L: Learner + Send + 'static> History<'a, L> {
             (self.work.spec.clone(), self.store.clone(), self.work.learner);
         let inputs = JobInputs::open(&spec, Path::new("")).unwrap();
         let input_type = inputs.input_type().clone();
-        let job = TrainingJob { id: JobId::default(), spec: spec.clone(), store, inputs };
+        let job =
+            TrainingJob { id: JobId::default(), spec: spec.clone(), store, local: None, inputs };
         let (watch, step) = (self.watch.clone(), Arc::<AtomicU64>::default());
         let current = step.clone();
         let ahead = (self.ahead)(rank);

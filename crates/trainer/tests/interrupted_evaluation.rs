@@ -123,7 +123,7 @@ fn rank_with(checkpoint: &str, store: &Arc<Store>, hook: Hook) -> TestRank {
     let spec = Arc::new(kit::recipe(&overrides, &[]));
     let inputs = JobInputs::open(&spec, Path::new("")).unwrap();
     let id = JobId("00000000-0000-0000-0000-000000000000".parse().unwrap());
-    let job = TrainingJob { id, spec: spec.clone(), store: store.clone(), inputs };
+    let job = TrainingJob { id, spec: spec.clone(), store: store.clone(), local: None, inputs };
     let evaluated = Arc::<AtomicU64>::default();
     let count = evaluated.clone();
     let build = move || {

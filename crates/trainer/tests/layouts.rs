@@ -162,7 +162,8 @@ fn run(store: &Arc<Store>, model: &Model, ranks: u32, generation: u64) -> Vec<Ra
     let begin = |mut collective: local::LocalCollective| {
         let inputs = JobInputs::open(&spec, Path::new("")).unwrap();
         let store = Arc::clone(store);
-        let job = TrainingJob { id: JobId::default(), spec: spec.clone(), store, inputs };
+        let job =
+            TrainingJob { id: JobId::default(), spec: spec.clone(), store, local: None, inputs };
         let (spec, model) = (spec.clone(), model.clone());
         let build = move || Ok(model.build(LinearLearner::new(&spec, &InputType::Image)?));
         let mut trainer = Trainer::new(job, Box::new(build)).unwrap();

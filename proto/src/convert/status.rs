@@ -100,6 +100,11 @@ pub fn status(status: &Status, now: Time, job: JobInfo<'_>) -> v1::GetStatusResp
         checkpoint: status.commit.clone().map(Into::into),
         checkpoint_age_seconds: job.checkpoint_age_seconds,
         checkpoint_location: job.checkpoint_location.to_owned(),
+        local_checkpoint: status.local.as_ref().map(|local| v1::LocalCheckpoint {
+            step: local.step.0,
+            nodes: local.nodes.iter().map(ToString::to_string).collect(),
+            seconds: local.seconds,
+        }),
         ranks: ranks(status, now),
         nodes: status.nodes.iter().map(|node| node_status(node, now)).collect(),
         skipped_samples: status.skipped_samples,

@@ -61,7 +61,9 @@ fn draining_since_8_s() -> Status {
             stop_step: Some(Step(41)),
             agreed_at: Some(Time(8_250)),
             copied_at: Some(Time(8_500)),
+            locally_at: None,
             durable_at: None,
+            is_replayed: false,
         }),
         ..Status::default()
     }

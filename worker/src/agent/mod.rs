@@ -329,6 +329,7 @@ impl Agent {
             job: self.welcome.clone()?,
             local_ranks: self.slots,
             cache_dir: self.args.run_dir.join("cache"),
+            node: self.node.clone(),
             host: self.args.host.clone(),
         })
     }

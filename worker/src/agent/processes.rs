@@ -353,7 +353,7 @@ async fn exit_failure(
 
 #[cfg(test)]
 mod tests {
-    use baton_job::{JobId, message::Welcome};
+    use baton_job::{JobId, NodeId, message::Welcome};
 
     use super::*;
 
@@ -366,6 +366,7 @@ mod tests {
             },
             local_ranks: 1,
             cache_dir: PathBuf::new(),
+            node: NodeId(String::new()),
             host: String::new(),
         }
     }

@@ -39,7 +39,7 @@ use baton_recipe::{
     spec::{CollectiveKind, Determinism, DeviceChoice},
 };
 use baton_trainer::{
-    BuildLearner, Error, GenerationContext, JobInputs, Learner, Trainer, TrainingJob,
+    BuildLearner, Error, GenerationContext, JobInputs, Learner, LocalFolder, Trainer, TrainingJob,
     learner::MemoryKind,
     linear::LinearLearner,
     torch::{self, Device, LoadedModel, TorchLearner},
@@ -187,7 +187,12 @@ fn start_heartbeats(inbox: Inbox, sender: MessageSender) -> std::io::Result<()> 
 fn open_job(setup: &Setup, spec: &Arc<JobSpec>) -> Result<TrainingJob, Error> {
     let store = Arc::new(Store::open(&setup.job.checkpoint_location)?);
     let inputs = JobInputs::open_shared(spec, &setup.cache_dir, setup.local_ranks)?;
-    Ok(TrainingJob { id: setup.job.job_id, spec: spec.clone(), store, inputs })
+    let (id, local_dir) = (setup.job.job_id, &spec.checkpoint.local_dir);
+    let local = spec.checkpoint.has_local().then(|| LocalFolder {
+        path: Path::new(local_dir).join(id.to_string()),
+        node: setup.node.to_string(),
+    });
+    Ok(TrainingJob { id, spec: spec.clone(), store, local, inputs })
 }
 
 /// The `first` result of opening a job, or that of a later attempt if the store is a folder that cannot be used at the

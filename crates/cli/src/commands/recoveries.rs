@@ -151,10 +151,12 @@ fn summary(recoveries: &json::Recoveries) -> String {
         planned => format!(", {planned} of them planned"),
     };
     let took = match (recoveries.median_total_seconds, recoveries.worst_total_seconds) {
-        (Some(median), Some(worst)) => format!("median {median:.2} s, worst {worst:.2} s"),
-        _ => "none has reached its first step".to_owned(),
+        (Some(median), Some(worst)) => format!(": median {median:.2} s, worst {worst:.2} s"),
+        // These are the times of failures.
+        _ if shown_list.iter().all(|recovery| recovery.planned) => String::new(),
+        _ => ": none has reached its first step".to_owned(),
     };
-    format!("{count}{planned}: {took}; {} lost", human::count(recoveries.lost_steps, "step"))
+    format!("{count}{planned}{took}; {} lost", human::count(recoveries.lost_steps, "step"))
 }
 
 #[cfg(test)]
@@ -213,5 +215,9 @@ mod tests {
             summary_of(&none_ended),
             "the newest 1 of 2 recoveries: none has reached its first step; 0 steps lost"
         );
+        let mut planned = testing::training();
+        planned.recoveries.iter_mut().for_each(|recovery| recovery.planned = true);
+        let all = summary_of(&planned);
+        assert_eq!(all, "1 recovery, 1 of them planned; 1 step lost");
     }
 }

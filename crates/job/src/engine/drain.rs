@@ -18,8 +18,12 @@ pub struct DrainStatus {
     pub agreed_at: Option<Time>,
     /// When the state was copied and had yet to be written.
     pub copied_at: Option<Time>,
+    /// When a machine had the state in a local checkpoint.
+    pub locally_at: Option<Time>,
     /// When the state was durable and committed.
     pub durable_at: Option<Time>,
+    /// Whether it was requested from a coordinator that is lost.
+    pub is_replayed: bool,
 }
 
 /// Stage of a drain that rank 0 reports.
@@ -27,6 +31,8 @@ pub struct DrainStatus {
 pub(super) enum DrainStage {
     Agreed,
     Copied,
+    /// A local checkpoint is complete.
+    SavedLocally,
     Durable,
 }
 
@@ -39,7 +45,9 @@ impl DrainStatus {
             stop_step: None,
             agreed_at: None,
             copied_at: None,
+            locally_at: None,
             durable_at: None,
+            is_replayed: false,
         }
     }
 
@@ -56,7 +64,11 @@ impl DrainStatus {
             DrainStage::Durable if self.stop_step == Some(step) => {
                 (&mut self.durable_at, format!("the state after step {step} is durable"))
             }
-            DrainStage::Durable => return None,
+            DrainStage::SavedLocally if self.stop_step == Some(step) => (
+                &mut self.locally_at,
+                format!("the state after step {step} is in a local checkpoint"),
+            ),
+            DrainStage::SavedLocally | DrainStage::Durable => return None,
         };
         if at.is_some() {
             return None;

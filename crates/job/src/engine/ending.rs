@@ -93,16 +93,22 @@ impl Engine {
     /// Whether the state that training has reached is in the store, as text.
     fn saved_state(&self) -> String {
         let reached = self.results.reached;
-        match self.results.commit.as_ref().map(|commit| commit.step) {
-            Some(step) if step >= reached => {
+        let local = self.results.local.as_ref().filter(|local| local.step >= reached);
+        match (self.results.commit.as_ref().map(|commit| commit.step), local) {
+            (Some(step), _) if step >= reached => {
                 format!("the state after step {step} is saved")
             }
-            Some(step) => format!(
+            (_, Some(local)) => format!(
+                "the state after step {reached} is not in the store, only in the local checkpoint of {}: start the job \
+                 with this machine again to continue from it",
+                local.names()
+            ),
+            (Some(step), None) => format!(
                 "the state after step {reached} was not saved: the job continues from the checkpoint of step {step}, \
                  so the steps since then, {}, are lost",
                 reached.0 - step.0
             ),
-            None => format!(
+            (None, None) => format!(
                 "the state after step {reached} was not saved, and this job has saved none before"
             ),
         }

@@ -128,15 +128,19 @@ pub(super) fn describe_start(source: &StateSource, progress: &Progress) -> Strin
             format!("training continues at {position} with the state of rank {rank}")
         }
         StateSource::Checkpoint(restored) => {
-            let Restored { name, skipped, changes, world_size, age_seconds, lr, seconds } =
+            let Restored { name, local_of, skipped, changes, world_size, age_seconds, lr, seconds } =
                 restored;
+            let found = match local_of {
+                Some(node) => format!("local checkpoint {name} of node {node}"),
+                None => format!("checkpoint {name}"),
+            };
             let ranks = ranks(*world_size);
             let best = progress.best.as_ref().map_or(String::new(), |(step, best)| {
                 let best = best.metrics.first().map(task::display).unwrap_or_default();
                 format!(", best {best} after step {step}")
             });
             let mut text = format!(
-                "resumed in {seconds:.2} s at {position}, sample {} of the epoch, from checkpoint {name}, \
+                "resumed in {seconds:.2} s at {position}, sample {} of the epoch, from {found}, \
                  written by {ranks} {age_seconds} s ago; learning rate {lr:.3e}{best}",
                 progress.cursor
             );

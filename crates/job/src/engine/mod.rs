@@ -110,7 +110,7 @@ pub use self::{
     pause::Pause,
     record::{JobOrigin, RanksOfLostJob, Record},
     recovery::{Recovery, RecoveryParts},
-    status::{NodeStatus, PhaseName, RankState, RankStatus, Spending, Status},
+    status::{LocalCheckpoint, NodeStatus, PhaseName, RankState, RankStatus, Spending, Status},
 };
 use crate::{
     exit::{Failure, Outcome},

@@ -38,11 +38,13 @@ pub(super) fn is_plausible(report: &RankReport) -> bool {
         }
         RankReport::SaveWaits { step, .. }
         | RankReport::Stopping { step }
-        | RankReport::Copied { step } => counts(&[step.0]),
+        | RankReport::Copied { step }
+        | RankReport::SavedLocally { step, .. } => counts(&[step.0]),
         RankReport::Met
         | RankReport::EndsEarly { .. }
         | RankReport::Loader(_)
         | RankReport::SaveFailed(_)
+        | RankReport::LocalSaveFailed { .. }
         | RankReport::Lost { .. }
         | RankReport::Done { .. }
         | RankReport::Exited(_) => true,

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Engine, EvaluationResult, Incident, Recovery, lifecycle::Phase, membership::World};
+use super::{
+    DrainStatus, Engine, EvaluationResult, Incident, Recovery, lifecycle::Phase, membership::World,
+};
 use crate::{
     exit::Outcome,
     ids::{Generation, JobId},
@@ -77,6 +79,11 @@ pub enum Record {
     Resumed {
         /// Meter reading.
         at: Duration,
+    },
+    /// A user wants the job to save and stop.
+    Draining {
+        /// Why, as text.
+        reason: String,
     },
     /// The job ended; if its outcome is [resumable](Outcome::is_resumable), a restart continues it.
     Ended(Outcome),
@@ -274,8 +281,14 @@ impl Engine {
                 (Record::Resumed { at }, Some(engine)) => {
                     engine.pauses.end(*at);
                 }
+                (Record::Draining { reason }, Some(engine)) => {
+                    let until = now.after(engine.policy.drain);
+                    let drain = DrainStatus::new(reason.clone(), now, until);
+                    engine.drain = Some(DrainStatus { is_replayed: true, ..drain });
+                }
                 (Record::Ended(outcome), Some(engine)) => {
                     open_world = None;
+                    engine.drain = None;
                     (engine.lifecycle.phase, engine.lifecycle.reason) = match outcome.is_resumable()
                     {
                         true => (Phase::Gathering, "waiting for agents".to_owned()),

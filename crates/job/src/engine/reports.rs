@@ -117,6 +117,17 @@ impl Engine {
                     self.refused_by_fence(now, fence, message);
                 }
             }
+            RankReport::SavedLocally { step, seconds } => {
+                self.saved_locally(now, rank, step, seconds)
+            }
+            RankReport::LocalSaveFailed { message } => {
+                let node = self.lifecycle.world().and_then(|world| world.placement_of(rank));
+                let node = node.map(|placement| placement.node.to_string()).unwrap_or_default();
+                let text = format!(
+                    "node {node}: the local checkpoint failed, and training continues: {message}"
+                );
+                self.note(now, JobEventKind::SaveFailed, text);
+            }
             RankReport::Lost { detail } => {
                 let cause = format!("rank {rank} lost its connection to the others: {detail}");
                 self.lost(now, &[rank], Member::Lost, crash(cause));
@@ -160,6 +171,8 @@ impl Engine {
         if rank == Rank(0) {
             // Only rank 0's report counts: another rank's may arrive after the first step.
             self.results.reached = progress.step;
+            // It was not used: its machine is gone, or it is damaged.
+            self.results.local.take_if(|local| local.step > progress.step);
             // The rank or the agent that should have reported an evaluation may have been lost before it did.
             for (epoch, evaluation) in EvaluationResult::all_of(progress) {
                 if !self.results.has(&evaluation) {
@@ -266,6 +279,14 @@ impl Engine {
         self.drain_advanced(now, commit.step, DrainStage::Durable);
         self.results.save_problem = None;
         self.results.record_commit(commit);
+    }
+
+    /// Records that the node of `rank` has completed its local checkpoint.
+    fn saved_locally(&mut self, now: Time, rank: Rank, step: Step, seconds: f64) {
+        let world = self.lifecycle.world();
+        let Some(placement) = world.and_then(|world| world.placement_of(rank)) else { return };
+        self.results.record_local(placement.node.clone(), step, seconds);
+        self.drain_advanced(now, step, DrainStage::SavedLocally);
     }
 
     /// Stores the newest report of a rank's loader, and publishes an event when it skips samples.

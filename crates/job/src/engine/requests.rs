@@ -128,6 +128,7 @@ impl Engine {
         if self.outcome().is_none() && self.drain.is_none() {
             // The ranks save and stop at the step at which they are paused.
             self.end_pause(now);
+            self.actions.push(Action::Persist(Record::Draining { reason: reason.clone() }));
         }
         self.drain(now, reason, None);
     }
@@ -191,11 +192,17 @@ impl Engine {
     /// A warning if the last save took longer than the time that is `left`.
     fn too_late_to_save(&self, left: Duration) -> Option<String> {
         let seconds = self.results.save_seconds()?;
-        (seconds > left.as_secs_f64()).then(|| {
-            format!(
+        let left = left.as_secs_f64();
+        let local = self.results.local.as_ref().map(|local| local.seconds);
+        (seconds > left).then(|| match local.filter(|seconds| *seconds <= left) {
+            Some(local) => format!(
+                "the store may be too slow, the last checkpoint took {seconds:.1} s; then the job continues from the local \
+                 checkpoint, which takes {local:.1} s, if its machine comes back"
+            ),
+            None => format!(
                 "this may be too late: the last checkpoint took {seconds:.1} s; if it is not done in time, the job \
                  continues from the one before"
-            )
+            ),
         })
     }
 

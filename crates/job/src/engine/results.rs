@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::{EvaluationResult, skips::Skips};
+use super::{EvaluationResult, LocalCheckpoint, skips::Skips};
 use crate::{
-    ids::Generation,
+    ids::{Generation, NodeId},
     message::{Commit, Restore, StepReport},
 };
 use baton_recipe::{
@@ -34,6 +34,8 @@ pub(super) struct Results {
     pub(super) commit: Option<Commit>,
     /// Those before it, oldest first: a rollback may invalidate the newest ones.
     earlier_commits: Vec<Commit>,
+    /// The newest local checkpoint.
+    pub(super) local: Option<LocalCheckpoint>,
     /// Why the newest save failed, if it did.
     pub(super) save_problem: Option<String>,
     pub(super) skips: Skips,
@@ -150,6 +152,18 @@ impl Results {
         Some(self.commit.as_ref()?.took?.seconds)
     }
 
+    /// Records that the local checkpoint of a node is complete.
+    pub(super) fn record_local(&mut self, node: NodeId, step: Step, seconds: f64) {
+        match &mut self.local {
+            Some(known) if known.step > step => {}
+            Some(known) if known.step == step => {
+                known.nodes.insert(node);
+                known.seconds = known.seconds.max(seconds);
+            }
+            _ => self.local = Some(LocalCheckpoint { step, seconds, nodes: [node].into() }),
+        }
+    }
+
     /// Records a checkpoint from the journal.
     pub(super) fn replay_commit(&mut self, commit: &Commit) {
         self.high_water = self.high_water.max(commit.step);
@@ -162,6 +176,7 @@ impl Results {
     pub(super) fn roll_back(&mut self, before: Step) {
         self.high_water = Step(0);
         self.reached = Step(0);
+        self.local = None;
         self.evaluation.take_if(|evaluation| evaluation.step >= before);
         self.positions.retain(|(step, _)| *step < before);
         self.best.take_if(|(step, _)| *step >= before);

@@ -1,6 +1,10 @@
 //! The state of the job, for readers.
 
-use std::{collections::VecDeque, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeSet, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -50,6 +54,8 @@ pub struct Status {
     pub best: Option<(Step, Accuracy)>,
     /// The last committed checkpoint that no rollback has invalidated.
     pub commit: Option<Commit>,
+    /// The newest local checkpoint that this coordinator knows of.
+    pub local: Option<LocalCheckpoint>,
     /// Why the newest save after it failed, if one did: training continues, and the next save may succeed.
     pub save_problem: Option<String>,
     /// Number of samples that could not be used and were replaced or skipped, by all rank processes that have reported
@@ -74,6 +80,31 @@ pub struct Status {
     pub pause: Option<Pause>,
     /// How the job ended, if it is over.
     pub outcome: Option<Outcome>,
+}
+
+/// A checkpoint on machines' own disks, newer than those in the store most of the time.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LocalCheckpoint {
+    /// Updates made.
+    pub step: Step,
+    /// Seconds from the copy of the state until the slowest of the nodes had written it.
+    pub seconds: f64,
+    /// The nodes that have it, each the whole state.
+    pub nodes: BTreeSet<NodeId>,
+}
+
+impl LocalCheckpoint {
+    /// The nodes as text, the first few by name.
+    #[must_use]
+    pub fn names(&self) -> String {
+        const SHOWN_NODES: usize = 4;
+        let named: Vec<&str> =
+            self.nodes.iter().take(SHOWN_NODES).map(|node| node.0.as_str()).collect();
+        match self.nodes.len().saturating_sub(SHOWN_NODES) {
+            0 => named.join(", "),
+            more => format!("{} and {more} more", named.join(", ")),
+        }
+    }
 }
 
 /// Time for which machines are paid, and its price.
@@ -205,6 +236,10 @@ impl Engine {
             reason: self.status_reason(),
             since: match (&pause, self.phase_name()) {
                 (Some(pause), PhaseName::Paused) => pause.since.max(lifecycle.since),
+                (_, PhaseName::Draining) => self
+                    .drain
+                    .as_ref()
+                    .map_or(lifecycle.since, |drain| drain.since.max(lifecycle.since)),
                 _ => lifecycle.since,
             },
             generation: lifecycle.generation,
@@ -218,6 +253,7 @@ impl Engine {
             evaluation_seconds: self.evaluation_seconds(evaluating),
             best: results.best.clone(),
             commit: results.valid_commit(&restore).cloned(),
+            local: results.local.clone(),
             save_problem: results.save_problem.clone(),
             skipped_samples: results.skips.total(),
             recoveries: self.recoveries.newest(),

@@ -8,6 +8,7 @@ mod edges;
 mod ending;
 mod evaluation;
 mod heartbeats;
+mod local;
 mod opening;
 mod pause;
 mod placement;
@@ -197,7 +198,16 @@ fn tick(engine: &mut Engine, now: Time) -> Vec<Action> {
 }
 
 fn drain(engine: &mut Engine, now: Time) -> Vec<Action> {
-    without_events(engine.drive(now, Event::Drain { reason: "a user asked".to_owned() }))
+    let reason = "a user asked".to_owned();
+    let is_new = engine.outcome().is_none() && engine.status().drain.is_none();
+    let mut actions = without_events(engine.drive(now, Event::Drain { reason: reason.clone() }));
+    if is_new {
+        // Persisted first, so that the next coordinator knows.
+        let record = Action::Persist(Record::Draining { reason });
+        let place = actions.iter().position(|action| *action == record);
+        actions.remove(place.unwrap());
+    }
+    actions
 }
 
 /// Removes job events, metric points and meter records from `actions`.
@@ -1265,6 +1275,39 @@ fn draining_while_reattaching_is_sent_once_all_nodes_are_attached() {
 
     let drain = Directive::Drain { generation: Generation(1), reason: "a user asked".to_owned() };
     assert_eq!(actions, [send(0, 1, drain)]);
+}
+
+#[test]
+fn a_drain_outlives_the_coordinator_if_ranks_hold_state() {
+    let placements = training(&[1, 1]).lifecycle.world().unwrap().placements().to_vec();
+    let draining = Record::Draining { reason: "a user asked".to_owned() };
+    let records = [opened(1, placements), draining];
+
+    // All ranks train on: they hear it again.
+    let mut engine = replay(&records);
+    attach(&mut engine, at(0.1), 0, 1, running(1, &[(0, RankPhase::Training)]));
+    let actions = attach(&mut engine, at(0.2), 1, 1, running(1, &[(1, RankPhase::Training)]));
+    let drain = Directive::Drain { generation: Generation(1), reason: "a user asked".to_owned() };
+    assert_eq!(actions, [send(0, 1, drain.clone()), send(1, 2, drain)]);
+
+    // One was lost with the coordinator: the others save and stop.
+    let mut engine = replay(&records);
+    attach(&mut engine, at(0.1), 0, 1, running(1, &[(0, RankPhase::Training)]));
+    attach(&mut engine, at(0.2), 1, 1, None);
+    tick(&mut engine, at(60.0));
+    assert_eq!(engine.status().drain.map(|drain| drain.reason), Some("a user asked".to_owned()));
+
+    // All were lost, and somebody has started the job again.
+    let mut engine = replay(&records);
+    attach(&mut engine, at(0.1), 0, 1, None);
+    attach(&mut engine, at(0.2), 1, 1, None);
+    tick(&mut engine, at(60.0));
+    assert_eq!((engine.status().drain, engine.outcome()), (None, None));
+
+    // It was done.
+    let ended = Record::Ended(drained());
+    let engine = replay(&[&records[..], &[ended]].concat());
+    assert_eq!(engine.status().drain, None);
 }
 
 #[test]

@@ -268,6 +268,15 @@ impl Engine {
     pub(super) fn give_up_reattaching(&mut self, now: Time) {
         let Phase::Reattaching { lost_at, .. } = self.lifecycle.phase else { return };
         let Some(world) = self.lifecycle.take_world() else { return };
+        if self.nodes.holders(|_| true) == 0
+            && let Some(drain) = self.drain.take_if(|drain| drain.is_replayed)
+        {
+            let text = format!(
+                "nothing is left to save and stop, so training continues: {}",
+                drain.reason
+            );
+            self.publish(JobEventKind::Draining, text);
+        }
         let is_rollback_due = self.divergences.is_rollback_due(self.lifecycle.generation);
         if world.all_have_started() && !is_rollback_due {
             let reason = ranks_that(

@@ -227,6 +227,8 @@ fn phase_after(report: &RankReport) -> Option<RankPhase> {
         | RankReport::Stopping { .. }
         | RankReport::Copied { .. }
         | RankReport::SaveFailed { .. }
+        | RankReport::SavedLocally { .. }
+        | RankReport::LocalSaveFailed { .. }
         | RankReport::Exited(_) => None,
     }
 }

@@ -14,6 +14,11 @@ pub struct Checkpoint {
     pub every_epochs: u32,
     /// Steps between saves; 0 disables them.
     pub every_steps: u64,
+    /// Folder on each machine's own disk, an absolute path, for [local checkpoints](checkpoints.md#local-checkpoints);
+    /// empty means none.
+    pub local_dir: String,
+    /// Steps between local checkpoints; 0 means only when the job stops.
+    pub local_every_steps: u64,
     /// Number of newest checkpoints that are kept, at least 1.
     pub keep_last: u32,
     /// Also keep the checkpoint with the best evaluation.
@@ -28,10 +33,20 @@ impl Default for Checkpoint {
             dir: String::new(),
             every_epochs: 1,
             every_steps: 0,
+            local_dir: String::new(),
+            local_every_steps: 0,
             keep_last: 3,
             keep_best: true,
             keep_every_epochs: 0,
         }
+    }
+}
+
+impl Checkpoint {
+    /// Whether each machine keeps local checkpoints.
+    #[must_use]
+    pub fn has_local(&self) -> bool {
+        !self.local_dir.is_empty()
     }
 }
 
@@ -44,6 +59,19 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
         "checkpoint.dir",
         format!("{}://…", url.unwrap_or_default().0),
         "must be a folder or s3://bucket/prefix",
+    );
+    let local = &spec.checkpoint.local_dir;
+    rules.check(
+        !spec.checkpoint.has_local() || local.starts_with('/'),
+        "checkpoint.local_dir",
+        local,
+        "must be an absolute path of a folder on each machine's own disk",
+    );
+    rules.check(
+        spec.checkpoint.has_local() || spec.checkpoint.local_every_steps == 0,
+        "checkpoint.local_every_steps",
+        spec.checkpoint.local_every_steps,
+        "needs checkpoint.local_dir, the folder for local checkpoints",
     );
     // A shell expands it only at the beginning of a word; a folder of this name is a trap for `rm -r`.
     rules.check(

@@ -61,8 +61,13 @@ fn trainer(spec: &Arc<JobSpec>, location: &str) -> Result<Trainer<TorchLearner>>
     let inputs = JobInputs::open(spec, Path::new(""))?;
     let input_type = inputs.input_type().clone();
     let id = JobId("00000000-0000-0000-0000-000000000000".parse()?);
-    let job =
-        TrainingJob { id, spec: spec.clone(), store: Arc::new(Store::open(location)?), inputs };
+    let job = TrainingJob {
+        id,
+        spec: spec.clone(),
+        store: Arc::new(Store::open(location)?),
+        local: None,
+        inputs,
+    };
     let spec = spec.clone();
     let build = move || TorchLearner::new(&spec, &input_type, Device::Cpu);
     Ok(Trainer::new(job, Box::new(build))?)

@@ -34,7 +34,7 @@ fn trainer_of(job: JobId, store: Store, overrides: &[&str]) -> Trainer<LinearLea
     let spec = Arc::new(recipe(&of_all, overrides));
     let inputs = JobInputs::open(&spec, Path::new("")).unwrap();
     let store = Arc::new(store);
-    let job = TrainingJob { id: job, spec: spec.clone(), store, inputs };
+    let job = TrainingJob { id: job, spec: spec.clone(), store, local: None, inputs };
     Trainer::new(job, Box::new(move || LinearLearner::new(&spec, &InputType::Image))).unwrap()
 }
 

@@ -42,6 +42,8 @@ fn job_lines(status: &GetStatusResponse, theme: Theme) -> Vec<Line<'static>> {
     let normal = ratatui::style::Style::new();
     add("deadline", theme.warning(), status.drain.as_ref().map(render::drain));
     add("checkpoint", normal, render::checkpoint(status).or(Some("none yet".to_owned())));
+    let local = status.local_checkpoint.as_ref().map(render::local_checkpoint);
+    add("local", normal, local);
     add(
         "saving",
         theme.bad(),

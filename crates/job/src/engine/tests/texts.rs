@@ -63,6 +63,7 @@ fn the_start_of_training_names_the_source_of_the_state() {
         texts(&mut meeting(&[1]), JobEventKind::TrainingStarted, rank_report).remove(0)
     };
     let restored = Restored {
+        local_of: None,
         name: "step-70".to_owned(),
         skipped: Vec::new(),
         changes: Vec::new(),

@@ -1,0 +1,83 @@
+//! Local checkpoints: each machine keeps one whole copy of the state on its own disk, newer than that in the store.
+//!
+//! Each rank of a machine writes a part of the copy. They need no messages for that: the rank that finds all parts complete
+//! commits the checkpoint. So a machine's folder is a store like any other, for all commands that read one.
+
+use baton_job::{Generation, JobId, Rank};
+use object_store::PutMode;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    EntryState, Error, FrozenEntry, Manifest, ShardEntry, Snapshot, Store, manifest::MAX_BYTES,
+    name::part_file,
+};
+
+/// A complete part, written after its files.
+#[derive(Debug, Serialize, Deserialize)]
+struct LocalPart {
+    shard: ShardEntry,
+    /// The frozen regions; empty except in the first part.
+    frozen: Vec<FrozenEntry>,
+}
+
+impl Store {
+    /// Writes one of the `draft.world_size` parts of the checkpoint that `draft` describes; `draft.frozen` are the regions
+    /// that this rank has written. The rank that completes the checkpoint gets its manifest, after all older ones are
+    /// removed.
+    ///
+    /// Each rank must write its parts in the order of steps: when all parts of one step are complete, nobody writes one of
+    /// an older step.
+    ///
+    /// # Errors
+    /// The files cannot be written, for example because the disk is full.
+    pub fn write_part(
+        &self,
+        draft: &Manifest,
+        rank: Rank,
+        snapshot: &Snapshot,
+    ) -> Result<Option<Manifest>, Error> {
+        let (id, parts) = (draft.id(), draft.world_size);
+        let shard = self.write_shard(&id, rank, parts, snapshot)?;
+        let text = serde_json::to_vec(&LocalPart { shard, frozen: draft.frozen.clone() });
+        let text = text.map_err(|error| Error::NotCommittable {
+            name: id.name(),
+            problem: error.to_string(),
+        })?;
+        let path = |rank| format!("{}/{}", id.name(), part_file(rank, parts));
+        self.write(&path(rank), text.into(), PutMode::Overwrite)?;
+        let mut manifest = Manifest { frozen: Vec::new(), ..draft.clone() };
+        for rank in (0..parts).map(Rank) {
+            let Some(bytes) = self.read(&path(rank), MAX_BYTES)? else { return Ok(None) };
+            // It is written whole or not at all.
+            let Ok(LocalPart { shard, frozen }) = serde_json::from_slice(&bytes) else {
+                return Ok(None);
+            };
+            manifest.shards.push(shard);
+            manifest.frozen.extend(frozen);
+        }
+        match self.commit(&manifest) {
+            Ok(_) => {}
+            // Another rank has found all parts complete too.
+            Err(Error::Exists(_)) => return Ok(None),
+            Err(error) => return Err(error),
+        }
+        for older in self.ids()?.into_iter().filter(|older| *older < id) {
+            self.remove(older)?;
+        }
+        Ok(Some(manifest))
+    }
+
+    /// The newest complete checkpoint of `job` that a generation from `not_before` on has written.
+    ///
+    /// # Errors
+    /// The folder cannot be read.
+    pub fn newest_of(&self, job: JobId, not_before: Generation) -> Result<Option<Manifest>, Error> {
+        let manifests = self.list()?.into_iter().filter_map(|entry| match entry.state {
+            EntryState::Complete(manifest) => Some(*manifest),
+            _ => None,
+        });
+        let mut usable =
+            manifests.filter(|found| found.job == job && found.generation >= not_before);
+        Ok(usable.next())
+    }
+}

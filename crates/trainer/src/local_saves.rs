@@ -1,0 +1,266 @@
+//! Writes local checkpoints while training continues: copies of the state on each machine's own disk, newer than the
+//! checkpoints in the store. If all ranks are lost, training continues from the newest one that a machine still has.
+//!
+//! They are an extra: what happens to them never ends a job. A rollback does not use them, because its checkpoint decides
+//! the weights and must not depend on which machines are left.
+
+use std::{
+    fs,
+    path::PathBuf,
+    sync::{
+        Arc,
+        mpsc::{self, Receiver, RecvTimeoutError},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use baton_checkpoint::{FrozenEntry, Manifest, SaveId, Store};
+use baton_collectives::Collective;
+use baton_job::{
+    Generation, JobId, Rank,
+    message::{RankReport, Restore},
+};
+use baton_recipe::{Step, progress::Progress};
+
+use crate::{
+    Error, Learner, TrainingJob,
+    agree::gather,
+    saving::{draft, frozen_copies, write_frozen},
+    state_copy::StateCopy,
+};
+
+/// How long training waits until the local checkpoint that is being written is complete.
+pub(crate) const LOCAL_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Where a machine keeps its local checkpoints.
+#[derive(Clone, Debug)]
+pub struct LocalFolder {
+    /// The folder of this job; each node has a folder in it.
+    pub path: PathBuf,
+    /// Name of the node.
+    pub node: String,
+}
+
+impl LocalFolder {
+    /// The folder that this node writes to.
+    fn of_node(&self) -> PathBuf {
+        // A node's name may contain any character, also a slash.
+        let encoded = self.node.bytes().map(|byte| match byte {
+            b'-' | b'0'..=b'9' | b'A'..=b'Z' | b'a'..=b'z' => char::from(byte).to_string(),
+            _ => format!("_{byte:02x}"),
+        });
+        self.path.join(encoded.collect::<String>())
+    }
+
+    /// The newest checkpoint of `job` on this machine, also under another name that it had before, and its store.
+    fn newest(
+        &self,
+        job: JobId,
+        not_before: Generation,
+    ) -> Result<Option<(Manifest, Store)>, baton_checkpoint::Error> {
+        let Ok(folders) = fs::read_dir(&self.path) else { return Ok(None) };
+        let mut newest: Option<(Manifest, Store)> = None;
+        for folder in folders.filter_map(Result::ok) {
+            let store = Store::open_existing(&folder.path().to_string_lossy())?;
+            let Some(found) = store.newest_of(job, not_before)? else { continue };
+            if newest.as_ref().is_none_or(|(known, _)| known.id() < found.id()) {
+                newest = Some((found, store));
+            }
+        }
+        Ok(newest)
+    }
+}
+
+/// A machine's local checkpoint that training could continue from.
+#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
+pub(crate) struct LocalOffer {
+    /// The machine's name.
+    pub(crate) node: String,
+    pub(crate) manifest: Manifest,
+}
+
+/// Writes a rank's part of the local checkpoints of its machine.
+#[derive(Debug, Default)]
+pub(crate) struct LocalSaver {
+    store: Option<Arc<Store>>,
+    /// This rank among the ranks of its machine, and their number.
+    part: Rank,
+    parts: u32,
+    spare: StateCopy,
+    /// The frozen regions, once this rank has written them.
+    frozen: Option<Vec<FrozenEntry>>,
+    /// The newest part, written or being written.
+    newest: Option<SaveId>,
+    active: Option<ActiveSave>,
+    has_failed: bool,
+}
+
+#[derive(Debug)]
+struct ActiveSave {
+    started: Instant,
+    step: Step,
+    result: Receiver<Written>,
+}
+
+/// What the thread returns: the frozen regions and the manifest if it completed the checkpoint; its memory.
+type Written = (Result<(Vec<FrozenEntry>, Option<Manifest>), String>, StateCopy);
+
+impl LocalSaver {
+    /// Prepares for a generation. All ranks must call it if the recipe has a folder for local checkpoints.
+    pub(crate) fn begin(
+        &mut self,
+        job: &TrainingJob,
+        collective: &mut dyn Collective,
+        report: &mut dyn FnMut(RankReport),
+    ) -> Result<(), Error> {
+        let mine = job.local.as_ref().map(|local| local.node.clone());
+        let nodes: Vec<Option<String>> = gather(collective, &mine)?;
+        let before = nodes.iter().take(collective.rank().0 as usize);
+        let count = |nodes: &mut dyn Iterator<Item = &Option<String>>| {
+            u32::try_from(nodes.filter(|node| **node == mine).count()).unwrap_or_default()
+        };
+        self.part = Rank(count(&mut before.into_iter()));
+        self.parts = count(&mut nodes.iter());
+        if self.store.is_none()
+            && let Some(local) = &job.local
+        {
+            match Store::open(&local.of_node().to_string_lossy()) {
+                Ok(store) => self.store = Some(Arc::new(store)),
+                Err(error) => self.failed(error.to_string(), report),
+            }
+        }
+        Ok(())
+    }
+
+    /// The checkpoint of this machine that training may continue from, and its store. One rank of each machine offers it.
+    pub(crate) fn offer(
+        &self,
+        job: &TrainingJob,
+        restore: &Restore,
+    ) -> Option<(LocalOffer, Store)> {
+        let local = job.local.as_ref().filter(|_| self.part == Rank(0))?;
+        // Those from before a rollback are never used, whether it has invalidated them or not.
+        let rollbacks = restore.all_invalidated().map(|rollback| rollback.generation);
+        let not_before = rollbacks.fold(restore.not_before, Generation::max);
+        match local.newest(job.id, not_before) {
+            Ok(newest) => {
+                let (manifest, store) = newest?;
+                Some((LocalOffer { node: local.node.clone(), manifest }, store))
+            }
+            Err(error) => {
+                tracing::warn!("the local checkpoints cannot be read: {error}");
+                None
+            }
+        }
+    }
+
+    /// Copies this rank's part of the state after `progress` and starts to write it.
+    pub(crate) fn save<L: Learner>(
+        &mut self,
+        learner: &mut L,
+        (progress, id): (&Progress, SaveId),
+        job: &TrainingJob,
+        report: &mut dyn FnMut(RankReport),
+    ) {
+        let Some(store) = self.store.clone() else { return };
+        if self.newest == Some(id) {
+            return;
+        }
+        // All ranks of a machine must write the same steps, so none is skipped as long as the disk works.
+        self.collect(LOCAL_TIMEOUT, report);
+        if self.active.is_some() {
+            let problem = format!(
+                "{} takes more than {} s for a local checkpoint: save less often (checkpoint.local_every_steps) or choose \
+                 a faster disk",
+                store.location(),
+                LOCAL_TIMEOUT.as_secs()
+            );
+            return self.failed(problem, report);
+        }
+        let started = Instant::now();
+        let mut copy = std::mem::take(&mut self.spare);
+        let (part, parts) = (self.part, self.parts);
+        let taken = copy.take(learner, part, parts);
+        let known = if part == Rank(0) { self.frozen.clone() } else { Some(Vec::new()) };
+        let copies = if known.is_none() { frozen_copies(learner) } else { Ok(Vec::new()) };
+        let manifest = draft(learner, progress, id, parts, job.id, &job.spec);
+        let manifest = Manifest { data: Some(job.inputs.summary().clone()), ..manifest };
+        let (sender, result) = mpsc::sync_channel(1);
+        let work = move || {
+            let write = || {
+                taken.map_err(|error| error.to_string())?;
+                let copies = copies.map_err(|error| error.to_string())?;
+                let snapshot = copy.snapshot().map_err(|error| error.to_string())?;
+                let frozen = match known {
+                    Some(frozen) => frozen,
+                    None => write_frozen(&store, id, copies).map_err(|error| error.to_string())?,
+                };
+                let manifest = Manifest { frozen: frozen.clone(), ..manifest };
+                let completed = store.write_part(&manifest, part, snapshot);
+                Ok((frozen, completed.map_err(|error| error.to_string())?))
+            };
+            let written = write();
+            // The rank may have ended.
+            let _ = sender.send((written, copy));
+        };
+        match thread::Builder::new().name("local-checkpoint".to_owned()).spawn(work) {
+            Ok(_) => {
+                self.newest = Some(id);
+                self.active = Some(ActiveSave { started, step: id.step, result });
+            }
+            Err(error) => {
+                self.failed(format!("cannot start the thread that writes it ({error})"), report)
+            }
+        }
+    }
+
+    /// Reports the end of the part that is being written, after waiting for at most `timeout`.
+    pub(crate) fn collect(&mut self, timeout: Duration, report: &mut dyn FnMut(RankReport)) {
+        let Some(active) = &self.active else { return };
+        let (step, seconds) = (active.step, active.started.elapsed());
+        match active.result.recv_timeout(timeout) {
+            Err(RecvTimeoutError::Timeout) => return,
+            Err(RecvTimeoutError::Disconnected) => {
+                self.failed("the thread that writes it panicked; this is a bug".to_owned(), report);
+            }
+            Ok((written, copy)) => {
+                self.spare = copy;
+                match written {
+                    Ok((frozen, completed)) => {
+                        self.frozen = Some(frozen);
+                        self.has_failed = false;
+                        if completed.is_some() {
+                            let seconds = seconds.as_secs_f64();
+                            report(RankReport::SavedLocally { step, seconds });
+                        }
+                    }
+                    Err(problem) => self.failed(problem, report),
+                }
+            }
+        }
+        self.active = None;
+    }
+
+    /// Removes the machine's local checkpoints: the job is complete. All ranks must call it.
+    pub(crate) fn remove(
+        &mut self,
+        job: &TrainingJob,
+        collective: &mut dyn Collective,
+        report: &mut dyn FnMut(RankReport),
+    ) {
+        self.collect(LOCAL_TIMEOUT, report);
+        // A rank that is still writing would leave a file behind.
+        let all_wrote = gather(collective, &());
+        if let (Ok(_), Some(local), Rank(0)) = (all_wrote, &job.local, self.part) {
+            let _ = fs::remove_dir_all(&local.path);
+        }
+    }
+
+    /// Reports a failure, unless the save before has failed too.
+    fn failed(&mut self, message: String, report: &mut dyn FnMut(RankReport)) {
+        if !std::mem::replace(&mut self.has_failed, true) {
+            report(RankReport::LocalSaveFailed { message });
+        }
+    }
+}
