@@ -8,9 +8,10 @@ use baton_job::{
     message::{Activity, Commit, RankReport, SaveProblem},
 };
 
-use crate::{
-    Error, GenerationContext, Learner, Trainer, controls::Votes, local_saves::LOCAL_TIMEOUT,
-};
+use crate::{Error, GenerationContext, Learner, Trainer, controls::Votes};
+
+/// Time between two looks at a local checkpoint that is being written.
+const LOCAL_POLL_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Pauses before the last save is tried again, the last of them again and again.
 pub(crate) const LAST_SAVE_PAUSES: [Duration; 4] = [
@@ -55,12 +56,20 @@ impl<L: Learner> Trainer<L> {
             }
             // The store may be away, and nobody hears of a notice meanwhile.
             self.save_locally(context);
-            self.local.collect(LOCAL_TIMEOUT, context.report);
+            self.wait_for_local(context);
         }
         // A failure is reported and training continues: the next checkpoint may succeed.
         let _ = self.finish_writing(context)?;
         self.begin_writing(context);
         Ok(())
+    }
+
+    /// Waits for the local checkpoint while this rank's part of one for the store is being written.
+    fn wait_for_local(&mut self, context: &mut GenerationContext<'_>) {
+        while self.local.is_active() && self.saver.is_busy() {
+            self.local.collect(LOCAL_POLL_INTERVAL, context.report);
+        }
+        self.local.collect(Duration::ZERO, context.report);
     }
 
     /// Starts a checkpoint now, or as soon as the one that is being written is done.
@@ -153,8 +162,6 @@ impl<L: Learner> Trainer<L> {
         &mut self,
         context: &mut GenerationContext<'_>,
     ) -> Result<(), Error> {
-        // It is durable first: the store may be slow, or away.
-        self.save_locally(context);
         let step = self.position.progress.step;
         let being_written = self.saver.active_save().map(|(step, _)| step);
         let is_copied = [being_written, self.position.durable_step()].contains(&Some(step));
@@ -165,7 +172,12 @@ impl<L: Learner> Trainer<L> {
         };
         if is_copied {
             report_copied(context);
-            self.local.collect(LOCAL_TIMEOUT, context.report);
+        }
+        let is_waiting = self.saver.is_active();
+        if is_waiting {
+            // The store may be slow, or away.
+            self.save_locally(context);
+            self.wait_for_local(context);
         }
         let _ = self.finish_writing(context)?;
         if self.position.durable_step() == Some(step) {
@@ -178,10 +190,13 @@ impl<L: Learner> Trainer<L> {
             // Each attempt counts from its own start, or the rank would seem to hang.
             context.controls.activity().set(Activity::Saving);
             self.begin_writing(context);
-            if std::mem::take(&mut is_first) && !is_copied {
-                report_copied(context);
+            if std::mem::take(&mut is_first) {
+                if !is_copied {
+                    report_copied(context);
+                }
+                self.save_locally(context);
             }
-            self.local.collect(LOCAL_TIMEOUT, context.report);
+            self.wait_for_local(context);
             if self.finish_writing(context)?.is_ok() {
                 return Ok(());
             }

@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// How long training waits until the local checkpoint that is being written is complete.
-pub(crate) const LOCAL_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const LOCAL_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Where a machine keeps its local checkpoints.
 #[derive(Clone, Debug)]
@@ -54,21 +54,26 @@ impl LocalFolder {
     }
 
     /// The newest checkpoint of `job` on this machine, also under another name that it had before, and its store.
-    fn newest(
-        &self,
-        job: JobId,
-        not_before: Generation,
-    ) -> Result<Option<(Manifest, Store)>, baton_checkpoint::Error> {
-        let Ok(folders) = fs::read_dir(&self.path) else { return Ok(None) };
+    fn newest(&self, job: JobId, not_before: Generation) -> Option<(Manifest, Store)> {
+        let folders = fs::read_dir(&self.path).ok()?;
         let mut newest: Option<(Manifest, Store)> = None;
         for folder in folders.filter_map(Result::ok) {
-            let store = Store::open_existing(&folder.path().to_string_lossy())?;
-            let Some(found) = store.newest_of(job, not_before)? else { continue };
+            let path = folder.path();
+            let opened = Store::open_existing(&path.to_string_lossy());
+            let found = opened.and_then(|store| Ok((store.newest_of(job, not_before)?, store)));
+            let (found, store) = match found {
+                Ok((Some(found), store)) => (found, store),
+                Ok((None, _)) => continue,
+                Err(error) => {
+                    tracing::warn!("the local checkpoints in {path:?} cannot be read: {error}");
+                    continue;
+                }
+            };
             if newest.as_ref().is_none_or(|(known, _)| known.id() < found.id()) {
                 newest = Some((found, store));
             }
         }
-        Ok(newest)
+        newest
     }
 }
 
@@ -98,13 +103,21 @@ pub(crate) struct LocalSaver {
 
 #[derive(Debug)]
 struct ActiveSave {
-    started: Instant,
     step: Step,
     result: Receiver<Written>,
 }
 
-/// What the thread returns: the frozen regions and the manifest if it completed the checkpoint; its memory.
-type Written = (Result<(Vec<FrozenEntry>, Option<Manifest>), String>, StateCopy);
+/// What the thread returns, and its memory.
+type Written = (Result<WrittenPart, String>, StateCopy);
+
+#[derive(Debug)]
+struct WrittenPart {
+    frozen: Vec<FrozenEntry>,
+    /// Whether the checkpoint is complete with it.
+    is_last: bool,
+    /// Since the copy of the state.
+    seconds: f64,
+}
 
 impl LocalSaver {
     /// Prepares for a generation. All ranks must call it if the recipe has a folder for local checkpoints.
@@ -120,7 +133,7 @@ impl LocalSaver {
         let count = |nodes: &mut dyn Iterator<Item = &Option<String>>| {
             u32::try_from(nodes.filter(|node| **node == mine).count()).unwrap_or_default()
         };
-        self.part = Rank(count(&mut before.into_iter()));
+        self.part = Rank(count(&mut before.clone()));
         self.parts = count(&mut nodes.iter());
         if self.store.is_none()
             && let Some(local) = &job.local
@@ -143,16 +156,8 @@ impl LocalSaver {
         // Those from before a rollback are never used, whether it has invalidated them or not.
         let rollbacks = restore.all_invalidated().map(|rollback| rollback.generation);
         let not_before = rollbacks.fold(restore.not_before, Generation::max);
-        match local.newest(job.id, not_before) {
-            Ok(newest) => {
-                let (manifest, store) = newest?;
-                Some((LocalOffer { node: local.node.clone(), manifest }, store))
-            }
-            Err(error) => {
-                tracing::warn!("the local checkpoints cannot be read: {error}");
-                None
-            }
-        }
+        let (manifest, store) = local.newest(job.id, not_before)?;
+        Some((LocalOffer { node: local.node.clone(), manifest }, store))
     }
 
     /// Copies this rank's part of the state after `progress` and starts to write it.
@@ -163,10 +168,8 @@ impl LocalSaver {
         job: &TrainingJob,
         report: &mut dyn FnMut(RankReport),
     ) {
-        let Some(store) = self.store.clone() else { return };
-        if self.newest == Some(id) {
-            return;
-        }
+        let Some(store) = self.store.clone().filter(|_| self.newest != Some(id)) else { return };
+        self.newest = Some(id);
         // All ranks of a machine must write the same steps, so none is skipped as long as the disk works.
         self.collect(LOCAL_TIMEOUT, report);
         if self.active.is_some() {
@@ -197,28 +200,31 @@ impl LocalSaver {
                     None => write_frozen(&store, id, copies).map_err(|error| error.to_string())?,
                 };
                 let manifest = Manifest { frozen: frozen.clone(), ..manifest };
-                let completed = store.write_part(&manifest, part, snapshot);
-                Ok((frozen, completed.map_err(|error| error.to_string())?))
+                let is_last = store.write_part(&manifest, part, snapshot);
+                let is_last = is_last.map_err(|error| error.to_string())?;
+                Ok(WrittenPart { frozen, is_last, seconds: started.elapsed().as_secs_f64() })
             };
             let written = write();
             // The rank may have ended.
             let _ = sender.send((written, copy));
         };
         match thread::Builder::new().name("local-checkpoint".to_owned()).spawn(work) {
-            Ok(_) => {
-                self.newest = Some(id);
-                self.active = Some(ActiveSave { started, step: id.step, result });
-            }
+            Ok(_) => self.active = Some(ActiveSave { step: id.step, result }),
             Err(error) => {
                 self.failed(format!("cannot start the thread that writes it ({error})"), report)
             }
         }
     }
 
+    /// Whether a part is being written.
+    pub(crate) fn is_active(&self) -> bool {
+        self.active.is_some()
+    }
+
     /// Reports the end of the part that is being written, after waiting for at most `timeout`.
     pub(crate) fn collect(&mut self, timeout: Duration, report: &mut dyn FnMut(RankReport)) {
         let Some(active) = &self.active else { return };
-        let (step, seconds) = (active.step, active.started.elapsed());
+        let step = active.step;
         match active.result.recv_timeout(timeout) {
             Err(RecvTimeoutError::Timeout) => return,
             Err(RecvTimeoutError::Disconnected) => {
@@ -227,15 +233,20 @@ impl LocalSaver {
             Ok((written, copy)) => {
                 self.spare = copy;
                 match written {
-                    Ok((frozen, completed)) => {
-                        self.frozen = Some(frozen);
+                    Ok(WrittenPart { frozen, is_last, seconds }) => {
+                        if !frozen.is_empty() {
+                            self.frozen = Some(frozen);
+                        }
                         self.has_failed = false;
-                        if completed.is_some() {
-                            let seconds = seconds.as_secs_f64();
+                        if is_last {
                             report(RankReport::SavedLocally { step, seconds });
                         }
                     }
-                    Err(problem) => self.failed(problem, report),
+                    Err(problem) => {
+                        // Their files may have been removed.
+                        self.frozen = None;
+                        self.failed(problem, report);
+                    }
                 }
             }
         }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use baton_checkpoint::{
-    self as checkpoint, LayoutMapping, Manifest, ResumePoint, ShardEntry, Store, slice_of,
+    self as checkpoint, LayoutMapping, Manifest, ResumePoint, SaveId, ShardEntry, Store, slice_of,
 };
 use baton_collectives::Collective;
 use baton_job::{
@@ -101,57 +101,100 @@ fn exchange_command(
 }
 
 /// Rank 0 chooses the checkpoint; meanwhile the other ranks follow its commands. A local checkpoint that a rank `offers` is
-/// used if it is newer than all in the store; that of rank 0 is `offered`.
+/// used if it is newer than all good ones in the store; that of rank 0 is `offered`.
 fn choose<L: Learner>(
     (offers, offered): (Vec<Option<LocalOffer>>, Option<&Store>),
     collective: &mut dyn Collective,
     learner: &mut L,
     context: RestoreContext<'_>,
 ) -> Result<RestorePlan, Error> {
-    let mut offers: Vec<(Rank, LocalOffer)> =
-        (0..).map(Rank).zip(offers).filter_map(|(rank, offer)| Some((rank, offer?))).collect();
+    let offers = (0..).map(Rank).zip(offers).filter_map(|(rank, offer)| Some((rank, offer?)));
+    let mut offers: Vec<(Rank, LocalOffer)> = offers.collect();
+    offers.sort_by_key(|(rank, offer)| (Reverse(offer.manifest.id()), *rank));
+    if offers.is_empty() {
+        return choose_in_store(collective, learner, context);
+    }
     let mut skipped = Vec::new();
-    if !offers.is_empty() {
-        let in_store = match context.job.store.find(context.restore, &mut |_, _| Ok(())) {
-            Ok(found) => found.filter(|found| found.other_store.is_none()),
-            Err(checkpoint::Error::NoUsableCheckpoint { .. }) => None,
-            Err(error) => return Err(error.into()),
-        };
-        let in_store = in_store.map(|found| found.manifest.id());
-        offers.retain(|(_, offer)| Some(offer.manifest.id()) > in_store);
-        offers.sort_by_key(|(rank, offer)| (Reverse(offer.manifest.id()), *rank));
-        for (holder, LocalOffer { node, manifest }) in offers {
-            let location = format!("the local checkpoints of node {node}");
-            let program = learner.program().map(str::to_owned);
-            let (changes, outdated) = changes(&manifest, context, program.as_deref(), &location)?;
-            moves(&manifest, learner)?;
-            let command = RestoreCommand::ReadLocal(holder, Box::new(manifest.clone()));
-            exchange_command(collective, Some(command))?;
-            if let Some(problem) = read_local((holder, offered), &manifest, collective, learner)? {
-                skipped.push(format!("{} of node {node} ({problem})", manifest.name()));
-                continue;
+    let mut take_newer = |than: Option<SaveId>| -> Vec<_> {
+        offers.extract_if(.., |(_, offer)| Some(offer.manifest.id()) > than).collect()
+    };
+    // By their sizes only: who reads a newest one need not read the others.
+    let in_store = match context.job.store.find(context.restore, &mut |_, _| Ok(())) {
+        Ok(found) => found.filter(|found| found.other_store.is_none()),
+        Err(checkpoint::Error::NoUsableCheckpoint { .. }) => None,
+        Err(error) => return Err(error.into()),
+    };
+    let in_store = in_store.map(|found| found.manifest.id());
+    let (newer, rule) = (take_newer(in_store), (offered, in_store, &mut skipped));
+    if let Some(plan) = choose_local(newer, rule, collective, learner, context)? {
+        return Ok(plan);
+    }
+    let mut stored = choose_in_store(collective, learner, context);
+    let usable = match &mut stored {
+        Ok(RestorePlan { agreed: AgreedState { source, .. }, .. }) => match source {
+            StateSource::Checkpoint(restored) => {
+                skipped.append(&mut restored.skipped);
+                restored.skipped.clone_from(&skipped);
+                SaveId::parse(&restored.name)
             }
-            let mut plan = plan(
-                &manifest,
-                manifest.generation,
-                (changes, outdated),
-                StateProvider::One(holder),
-                context,
-            );
-            // As if its save in the store had been lost: it is saved there first.
-            let position = &mut plan.agreed.position;
-            (position.progress.saved, position.durable) = (Some(position.progress.step), in_store);
-            if let StateSource::Checkpoint(restored) = &mut plan.agreed.source {
-                (restored.local_of, restored.skipped) = (Some(node), skipped);
-            }
+            _ => return stored,
+        },
+        Err(Error::Checkpoint(checkpoint::Error::NoUsableCheckpoint {
+            skipped: damaged, ..
+        })) => {
+            skipped.extend_from_slice(damaged);
+            None
+        }
+        Err(_) => return stored,
+    };
+    // Newer ones in the store were damaged.
+    if usable < in_store {
+        let (newer, rule) = (take_newer(usable), (offered, usable, &mut skipped));
+        if let Some(plan) = choose_local(newer, rule, collective, learner, context)? {
             return Ok(plan);
         }
     }
-    let mut plan = choose_in_store(collective, learner, context)?;
-    if let StateSource::Checkpoint(restored) = &mut plan.agreed.source {
-        restored.skipped.splice(..0, skipped);
+    stored
+}
+
+/// The first of these local checkpoints that can be read, if one can; the newest in the store that can be used is
+/// `in_store`.
+fn choose_local<L: Learner>(
+    offers: Vec<(Rank, LocalOffer)>,
+    (offered, in_store, skipped): (Option<&Store>, Option<SaveId>, &mut Vec<String>),
+    collective: &mut dyn Collective,
+    learner: &mut L,
+    context: RestoreContext<'_>,
+) -> Result<Option<RestorePlan>, Error> {
+    for (holder, LocalOffer { node, manifest }) in offers {
+        let location = format!("the local checkpoints of node {node}");
+        let program = learner.program().map(str::to_owned);
+        let fits = changes(&manifest, context, program.as_deref(), &location)
+            .and_then(|changes| moves(&manifest, learner).map(|_| changes));
+        let read = match &fits {
+            Ok(_) => {
+                let command = RestoreCommand::ReadLocal(holder, Box::new(manifest.clone()));
+                exchange_command(collective, Some(command))?;
+                read_local((holder, offered), &manifest, collective, learner)?
+            }
+            Err(error) => Some(error.to_string()),
+        };
+        let (changes, None) = (fits.unwrap_or_default(), &read) else {
+            let problem = read.unwrap_or_default();
+            skipped.push(format!("{} of node {node} ({problem})", manifest.name()));
+            continue;
+        };
+        let provider = StateProvider::One(holder);
+        let mut plan = plan(&manifest, manifest.generation, changes, provider, context);
+        // As if its save in the store had been lost: it is saved there first.
+        let position = &mut plan.agreed.position;
+        (position.progress.saved, position.durable) = (Some(position.progress.step), in_store);
+        if let StateSource::Checkpoint(restored) = &mut plan.agreed.source {
+            (restored.local_of, restored.skipped) = (Some(node), std::mem::take(skipped));
+        }
+        return Ok(Some(plan));
     }
-    Ok(plan)
+    Ok(None)
 }
 
 /// Rank 0 chooses the checkpoint in the store.

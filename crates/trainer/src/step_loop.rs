@@ -39,7 +39,7 @@ use crate::{
     inputs::BatchFeed,
     learner,
     loader_watch::LoaderWatch,
-    local_saves::{LocalFolder, LocalSaver},
+    local_saves::{LOCAL_TIMEOUT, LocalFolder, LocalSaver},
     saving::Saver,
     step::{StateValidity, StepContext, StepEnd, Stepper},
     step_metrics::{self, StepMetrics},
@@ -201,6 +201,9 @@ impl<L: Learner> Trainer<L> {
                 report_step(report, log_every, context, &mut throughput);
                 agreed = Some(agreed.unwrap_or_default().or(votes));
             }
+            if self.saves_locally() {
+                self.save_locally(context);
+            }
             if let Some(mut votes) = agreed {
                 if votes.pause && !votes.stop {
                     votes = self.stay_paused(context, votes)?;
@@ -223,9 +226,6 @@ impl<L: Learner> Trainer<L> {
                     return self.done(Outcome::Drained { reason }, context);
                 }
                 self.drive_checkpoint(votes, context)?;
-            }
-            if self.saves_locally() {
-                self.save_locally(context);
             }
             self.local.collect(Duration::ZERO, context.report);
             agreed = match self.plan().due(&self.position.progress) {
@@ -300,6 +300,7 @@ impl<L: Learner> Trainer<L> {
     ) -> Result<Votes, Error> {
         while votes.pause && !votes.stop {
             self.drive_checkpoint(votes, context)?;
+            self.local.collect(Duration::ZERO, context.report);
             context.controls.activity().set(Activity::Paused);
             context.controls.wait_while_paused(PAUSE_POLL_INTERVAL);
             votes = self.vote(context)?;
@@ -479,8 +480,11 @@ impl<L: Learner> Trainer<L> {
         outcome: Outcome,
         context: &mut GenerationContext<'_>,
     ) -> Result<Outcome, Error> {
-        if outcome == Outcome::Completed && self.job.spec.checkpoint.has_local() {
-            self.local.remove(&self.job, context.collective, context.report);
+        match outcome {
+            Outcome::Completed if self.job.spec.checkpoint.has_local() => {
+                self.local.remove(&self.job, context.collective, context.report);
+            }
+            _ => self.local.collect(LOCAL_TIMEOUT, context.report),
         }
         let digest = digest::of(&mut self.learner, &self.position.progress)?;
         (context.report)(RankReport::Done { outcome: outcome.clone(), digest });

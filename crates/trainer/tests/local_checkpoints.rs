@@ -155,15 +155,18 @@ impl Job {
         assert_eq!(saved_steps(&ended[0].1).last(), Some(&step));
     }
 
-    /// Flips a byte in a file of a node's newest local checkpoint.
     fn damage(&self, node: &str) {
-        let folder = self.of_node(node).join("step-0000000006-gen-000002");
-        let mut files = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
-        let shard = files.find(|file| file.extension().unwrap() == "safetensors").unwrap();
-        let mut bytes = fs::read(&shard).unwrap();
-        *bytes.last_mut().unwrap() ^= 1;
-        fs::write(shard, bytes).unwrap();
+        damage(&self.of_node(node).join("step-0000000006-gen-000002"));
     }
+}
+
+/// Flips a byte in a file of a checkpoint.
+fn damage(folder: &Path) {
+    let mut files = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
+    let shard = files.find(|file| file.extension().unwrap() == "safetensors").unwrap();
+    let mut bytes = fs::read(&shard).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(shard, bytes).unwrap();
 }
 
 fn wait_for(files: &[PathBuf]) {
@@ -268,6 +271,36 @@ fn a_damaged_local_checkpoint_is_skipped_for_that_of_another_node_and_then_for_t
 }
 
 #[test]
+fn a_local_checkpoint_is_used_in_place_of_a_damaged_one_in_the_store() {
+    let job = Job::new(&["a", "b"]);
+    job.stop_after(1, 4);
+    damage(&job.store().join("step-0000000004-gen-000001"));
+    let ended = job.run(2, &Restore::default(), None);
+    let (step, restored) = began(&ended);
+    assert_eq!((step, restored.unwrap().local_of.as_deref()), (4, Some("a")));
+    let [skipped] = &restored.unwrap().skipped[..] else { panic!("{restored:?}") };
+    assert!(skipped.starts_with("step-0000000004-gen-000001 ("), "{skipped}");
+    assert_eq!(digest(&ended), undisturbed());
+}
+
+#[test]
+fn parts_of_local_checkpoints_that_are_never_complete_do_not_fill_the_disk() {
+    let mut job = Job::new(&["a", "a"]);
+    job.overrides.push("checkpoint.every_steps=0".to_owned());
+    let steps = [3, 6, 9];
+    let of_step = |step| job.of_node("a").join(format!("step-{step:010}-gen-000001"));
+    for step in steps {
+        // With a folder in its place, the second rank cannot write its file.
+        fs::create_dir_all(of_step(step).join("shard-00001-of-00002.safetensors")).unwrap();
+    }
+    let first_rank = |step| of_step(step).join("shard-00000-of-00002.safetensors");
+    let ended = job.run(1, &Restore::default(), Some((10, &[first_rank(9)])));
+    assert!(ended.iter().all(|(ended, _)| ended.as_ref().is_err_and(Error::is_peer_loss)));
+    let left = steps.map(|step| first_rank(step).exists());
+    assert_eq!(left, [false, true, true], "{ended:?}");
+}
+
+#[test]
 fn a_local_checkpoint_is_not_used_if_the_store_has_a_newer_one_or_it_is_of_another_job() {
     let job = Job::new(&["a", "b"]);
     job.stop_after(1, 4);
@@ -308,14 +341,13 @@ fn a_rollback_never_uses_a_local_checkpoint() {
 }
 
 #[test]
-fn a_stop_has_its_state_on_the_machines_before_it_is_in_the_store() {
+fn a_stop_has_its_state_on_the_machines_too() {
     let job = Job::new(&["a", "b"]);
     let ended = job.run_until(1, &Restore::default(), None, Some(Step(1)));
     for (ended, reports) in &ended {
         assert!(matches!(ended, Ok(Outcome::Drained { .. })), "{ended:?}");
-        let local = reports.iter().position(|it| matches!(it, RankReport::SavedLocally { .. }));
-        let stored = reports.iter().position(|it| matches!(it, RankReport::Saved(_)));
-        assert!(local.is_some() && stored.is_none_or(|stored| local < Some(stored)), "{reports:?}");
+        let is_local = |report: &RankReport| matches!(report, RankReport::SavedLocally { .. });
+        assert!(reports.iter().any(is_local), "{reports:?}");
     }
     assert!(job.of_node("a").join("step-0000000002-gen-000001/manifest.json").exists());
 }

@@ -63,6 +63,7 @@ fn draining_since_8_s() -> Status {
             copied_at: Some(Time(8_500)),
             locally_at: None,
             durable_at: None,
+            by_user: false,
             is_replayed: false,
         }),
         ..Status::default()

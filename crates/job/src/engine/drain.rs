@@ -22,11 +22,13 @@ pub struct DrainStatus {
     pub locally_at: Option<Time>,
     /// When the state was durable and committed.
     pub durable_at: Option<Time>,
+    /// Whether a user has requested it: then it is in the journal.
+    pub by_user: bool,
     /// Whether it was requested from a coordinator that is lost.
     pub is_replayed: bool,
 }
 
-/// Stage of a drain that rank 0 reports.
+/// Stage of a drain that ranks report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum DrainStage {
     Agreed,
@@ -47,6 +49,7 @@ impl DrainStatus {
             copied_at: None,
             locally_at: None,
             durable_at: None,
+            by_user: false,
             is_replayed: false,
         }
     }

@@ -79,8 +79,22 @@ impl Engine {
         true
     }
 
+    /// Forgets a drain that was requested from a coordinator that is lost: no rank has a state to save, and somebody has
+    /// started the job again.
+    pub(super) fn forget_replayed_drain(&mut self) {
+        if let Some(drain) = self.drain.take_if(|drain| drain.is_replayed) {
+            let reason = drain.reason;
+            let text = format!("nothing is left to save and stop, so training continues: {reason}");
+            self.publish(JobEventKind::Draining, text);
+        }
+    }
+
     /// Ends a drain that takes too long.
     pub(super) fn expire_drain(&mut self, now: Time) {
+        let is_over = self.drain.as_ref().is_some_and(|drain| drain.until <= now);
+        if is_over && self.nodes.holders(|_| true) == 0 {
+            self.forget_replayed_drain();
+        }
         let Some(drain) = self.drain.take_if(|drain| drain.until <= now) else { return };
         let saved = format!("ranks did not stop in time, and {}", self.saved_state());
         let outcome = match self.fails_with.take() {

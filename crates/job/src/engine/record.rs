@@ -95,6 +95,10 @@ const LONGEST_LAG_SECONDS: u64 = 120;
 /// Why a run has ended that another coordinator continues.
 const COORDINATOR_LOST: &str = "the coordinator's run folder was lost";
 
+fn is_loss_of_coordinator(outcome: &Outcome) -> bool {
+    matches!(outcome, Outcome::Drained { reason } if reason == COORDINATOR_LOST)
+}
+
 /// What is known of the ranks of a job whose coordinator is lost with its run folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RanksOfLostJob {
@@ -117,8 +121,9 @@ impl Record {
     #[must_use]
     pub fn outcome(records: &[Self]) -> Option<&Outcome> {
         match Self::last_turn(records)? {
-            Self::Ended(Outcome::Drained { reason }) if reason == COORDINATOR_LOST => None,
-            Self::Ended(outcome) => Some(outcome),
+            Self::Ended(outcome) => {
+                Some(outcome).filter(|outcome| !is_loss_of_coordinator(outcome))
+            }
             _ => None,
         }
     }
@@ -284,11 +289,12 @@ impl Engine {
                 (Record::Draining { reason }, Some(engine)) => {
                     let until = now.after(engine.policy.drain);
                     let drain = DrainStatus::new(reason.clone(), now, until);
-                    engine.drain = Some(DrainStatus { is_replayed: true, ..drain });
+                    engine.drain = Some(DrainStatus { by_user: true, is_replayed: true, ..drain });
                 }
                 (Record::Ended(outcome), Some(engine)) => {
                     open_world = None;
-                    engine.drain = None;
+                    // The ranks of a lost coordinator may run, and have still to hear of it.
+                    engine.drain.take_if(|_| !is_loss_of_coordinator(outcome));
                     (engine.lifecycle.phase, engine.lifecycle.reason) = match outcome.is_resumable()
                     {
                         true => (Phase::Gathering, "waiting for agents".to_owned()),

@@ -128,9 +128,15 @@ impl Engine {
         if self.outcome().is_none() && self.drain.is_none() {
             // The ranks save and stop at the step at which they are paused.
             self.end_pause(now);
+        }
+        let is_known = self.drain.as_ref().is_some_and(|drain| drain.by_user);
+        if self.outcome().is_none() && !is_known {
             self.actions.push(Action::Persist(Record::Draining { reason: reason.clone() }));
         }
         self.drain(now, reason, None);
+        if let Some(drain) = &mut self.drain {
+            drain.by_user = true;
+        }
     }
 
     /// Begins to save and stop, by `end` at the latest. During a drain, an earlier `end` replaces the deadline.
@@ -211,6 +217,11 @@ impl Engine {
         let drain = self.drain.as_mut();
         if let Some(text) = drain.and_then(|drain| drain.advance(now, step, stage)) {
             self.publish_at(JobEventKind::Draining, Some(step), text);
+        }
+        // The machines may have been faster than rank 0.
+        let local = self.results.local.as_ref().map(|local| local.step);
+        if stage == DrainStage::Agreed && local == Some(step) {
+            self.drain_advanced(now, step, DrainStage::SavedLocally);
         }
         // Nothing remains to be written if the checkpoint of this step is committed already.
         if stage == DrainStage::Copied && self.holds_checkpoint_of(step) {

@@ -1297,12 +1297,24 @@ fn a_drain_outlives_the_coordinator_if_ranks_hold_state() {
     tick(&mut engine, at(60.0));
     assert_eq!(engine.status().drain.map(|drain| drain.reason), Some("a user asked".to_owned()));
 
+    // The holder comes back later than the others are waited for.
+    let mut engine = replay(&records);
+    attach(&mut engine, at(0.2), 1, 1, None);
+    tick(&mut engine, at(60.0));
+    attach(&mut engine, at(61.0), 0, 1, running(1, &[(0, RankPhase::Training)]));
+    tick(&mut engine, at(62.0));
+    assert!(engine.status().drain.is_some());
+
     // All were lost, and somebody has started the job again.
     let mut engine = replay(&records);
     attach(&mut engine, at(0.1), 0, 1, None);
     attach(&mut engine, at(0.2), 1, 1, None);
     tick(&mut engine, at(60.0));
+    all_ready(&mut engine, at(61.0), None);
     assert_eq!((engine.status().drain, engine.outcome()), (None, None));
+    let mut engine = replay(&records);
+    tick(&mut engine, at(1000.0));
+    assert_eq!((engine.status().drain, engine.outcome()), (None, None), "nobody has come");
 
     // It was done.
     let ended = Record::Ended(drained());

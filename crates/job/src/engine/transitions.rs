@@ -37,6 +37,9 @@ impl Engine {
         if !holds_state && self.nodes.end_quarantines_of_holders() {
             return self.open(now);
         }
+        if !holds_state {
+            self.forget_replayed_drain();
+        }
         if let Some(drain) = self.drain.as_ref().filter(|_| !holds_state) {
             let reason = drain.reason.clone();
             return self.end(now, Outcome::Drained { reason });
@@ -268,15 +271,6 @@ impl Engine {
     pub(super) fn give_up_reattaching(&mut self, now: Time) {
         let Phase::Reattaching { lost_at, .. } = self.lifecycle.phase else { return };
         let Some(world) = self.lifecycle.take_world() else { return };
-        if self.nodes.holders(|_| true) == 0
-            && let Some(drain) = self.drain.take_if(|drain| drain.is_replayed)
-        {
-            let text = format!(
-                "nothing is left to save and stop, so training continues: {}",
-                drain.reason
-            );
-            self.publish(JobEventKind::Draining, text);
-        }
         let is_rollback_due = self.divergences.is_rollback_due(self.lifecycle.generation);
         if world.all_have_started() && !is_rollback_due {
             let reason = ranks_that(

@@ -17,7 +17,7 @@ pub struct Checkpoint {
     /// Folder on each machine's own disk, an absolute path, for [local checkpoints](checkpoints.md#local-checkpoints);
     /// empty means none.
     pub local_dir: String,
-    /// Steps between local checkpoints; 0 means only when the job stops.
+    /// Steps between local checkpoints; 0 means only when the job stops or waits for the store.
     pub local_every_steps: u64,
     /// Number of newest checkpoints that are kept, at least 1.
     pub keep_last: u32,
