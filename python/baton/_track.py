@@ -29,6 +29,8 @@ _POLL_SECONDS = 2.0
 # A point has about ten values.
 _POINTS_PER_RECORD = 50
 _MLFLOW_MAX_VALUES = 1_000
+# The report of an end is written this long before the last metrics, at most.
+_REPORT_SECONDS = 2.0
 # After the job's end, a service that does not answer is tried again this often.
 _LAST_ATTEMPTS = 5
 # What is sent, and how the names of its metrics begin.
@@ -210,7 +212,7 @@ def track(
     points = _Points(run.path / "metrics.jsonl")
     record.begin(points.newest_job())
     tracker: Tracker | None = _open(run, record, open_tracker, name)
-    sent, failed, is_reported = 0, 0, False
+    sent, failed, is_reported, is_lost = 0, 0, False, False
     while True:
         # Whether it has ended comes first: what it has written last is then there.
         ended = not follow or _has_ended(run)
@@ -246,6 +248,12 @@ def track(
             is_reported = False
             if ended:
                 break
+            if not is_lost and _is_lost(run):
+                text = "all processes of the job are gone before its end; this command waits until it is started again"
+                print(f"{run.path}: {text} (--once does not wait)", file=sys.stderr)
+                is_lost = True
+            elif is_lost:
+                is_lost = _is_lost(run)
         time.sleep(_POLL_SECONDS)
     tracker.finish(_succeeded(run))
     return sent
@@ -361,7 +369,23 @@ def _title(run: Run) -> str:
 
 
 def _has_ended(run: Run) -> bool:
+    return _is_gone(run) and _end_is_reported(run)
+
+
+def _is_lost(run: Run) -> bool:
+    return _is_gone(run) and not _end_is_reported(run)
+
+
+def _is_gone(run: Run) -> bool:
     return Job(run.path)._is_gone()
+
+
+def _end_is_reported(run: Run) -> bool:
+    """Whether the report is that of the newest end, and not of one after which the job was started again."""
+    report, metrics = (run.path / name for name in ("report.json", "metrics.jsonl"))
+    if not report.exists():
+        return False
+    return not metrics.exists() or report.stat().st_mtime >= metrics.stat().st_mtime - _REPORT_SECONDS
 
 
 def _succeeded(run: Run) -> bool:

@@ -118,6 +118,7 @@ def test_metrics_wait_for_a_service_that_does_not_answer(tmp_path, monkeypatch, 
     monkeypatch.setattr(_track, "_POLL_SECONDS", 0)
     run = tmp_path / "run"
     add_points(run, step(0, 1, 1, 2.5, 0.1), evaluation(1, 1, 1, 0.1))
+    (run / "report.json").write_text(json.dumps({"status": {"outcome": None}, "events": []}))
 
     unreachable = UnreliableTracker(answers=[])
     with pytest.raises(_track.TrackerUnavailableError, match="the same command sends what is left"):

@@ -35,7 +35,31 @@ class Service:
 @pytest.fixture
 def followed(tmp_path, no_programs):
     """A run folder whose job has ended: `followed(service)` sends what is new."""
-    return tmp_path / "cats", lambda service: track(tmp_path / "cats", service.open, "fake", "cats")
+    folder = tmp_path / "cats"
+    folder.mkdir()
+    (folder / "report.json").write_text(json.dumps({"status": {"outcome": {"kind": "completed"}}, "events": []}))
+    return folder, lambda service: track(folder, service.open, "fake", "cats")
+
+
+def test_a_job_whose_processes_are_lost_has_not_ended_and_is_followed_when_it_is_started_again(
+    followed, monkeypatch, capsys
+):
+    folder, _ = followed
+    service = Service()
+    add_points(folder, point(1, 1, began_at=0), step(2, 1, 10, 2.0, 0.1))
+    before = (folder / "metrics.jsonl").stat().st_mtime - 60
+    os.utime(folder / "report.json", (before, before))
+
+    def pause(_seconds):
+        if not capsys.readouterr().err.count("gone before its end"):
+            assert len(service.points) > 1
+        elif len(service.points) == 1:
+            add_points(folder, step(3, 2, 20, 1.9, 0.2))
+            (folder / "report.json").touch()
+
+    monkeypatch.setattr("baton._track.time.sleep", pause)
+    assert track(folder, service.open, "fake", "cats") == 2
+    assert service.finished == [True]
 
 
 def test_a_step_is_sent_once_through_interruptions_of_job_and_tracker(followed):

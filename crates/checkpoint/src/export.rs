@@ -2,6 +2,7 @@
 
 use std::{
     borrow::Cow,
+    cmp::Reverse,
     collections::HashMap,
     fs::OpenOptions,
     io::{self, BufWriter, Write},
@@ -37,7 +38,7 @@ impl Weights {
 }
 
 /// Writes the weights and BatchNorm statistics of a checkpoint as safetensors with torchvision's names
-/// and shapes, all of the type `float` and contiguous, plus an int64 `num_batches_tracked` for each
+/// and shapes, contiguous; floating-point values have the type `float`, and others their own; plus an int64 `num_batches_tracked` for each
 /// BatchNorm layer: what torchvision's `load_state_dict` expects. The file appears atomically. Memory
 /// holds the exported values and one encoded tensor.
 ///
@@ -58,14 +59,15 @@ pub fn safetensors_as(
         let values = all.slice(tensor);
         let values =
             values.ok_or_else(|| refused(format!("{} is outside its region", tensor.name)))?;
-        tensors.push(Exported::Floats { tensor, values });
+        tensors.push(Exported::Values { tensor, values });
         if let Some(layer) = tensor.name.strip_suffix("running_mean") {
             let steps = i64::try_from(manifest.step.0).unwrap_or(i64::MAX);
             tensors.push(Exported::Count { name: format!("{layer}num_batches_tracked"), steps });
         }
     }
     // The strictest alignment first, as safetensors' own writer does.
-    tensors.sort_by(|a, b| (a.is_floats(), a.name()).cmp(&(b.is_floats(), b.name())));
+    let order = |tensor: &Exported<'_>| Reverse(tensor.dtype(float).1);
+    tensors.sort_by(|a, b| (order(a), a.name()).cmp(&(order(b), b.name())));
     let header = header(&tensors, float).map_err(refused)?;
     let open = |options: &mut OpenOptions, path: &Path| options.open(path);
     let written = write_whole(out, open, |file| {
@@ -144,26 +146,37 @@ impl<'a> WeightValues<'a> {
 
 /// One tensor of the exported file.
 enum Exported<'a> {
-    Floats { tensor: &'a TensorInfo, values: &'a [f32] },
+    Values { tensor: &'a TensorInfo, values: &'a [f32] },
     Count { name: String, steps: i64 },
 }
 
 impl Exported<'_> {
-    fn is_floats(&self) -> bool {
-        matches!(self, Self::Floats { .. })
+    /// The type, and the size of a value in bytes.
+    fn dtype(&self, float: Float) -> (Dtype, usize) {
+        match self {
+            Self::Values { tensor: TensorInfo { integers: Some(integers), .. }, .. } => {
+                (integers.dtype(), integers.bytes())
+            }
+            Self::Values { .. } => (float.dtype(), float.bytes()),
+            Self::Count { .. } => (Dtype::I64, size_of::<i64>()),
+        }
     }
 
     fn name(&self) -> &str {
         match self {
-            Self::Floats { tensor, .. } => &tensor.name,
+            Self::Values { tensor, .. } => &tensor.name,
             Self::Count { name, .. } => name,
         }
     }
 
     fn write(&self, float: Float, file: &mut dyn Write) -> io::Result<()> {
         match self {
-            Self::Floats { tensor, values } => {
-                let bytes = float.encode(&contiguous(tensor, values)).map_err(|value| {
+            Self::Values { tensor, values } => {
+                let values = contiguous(tensor, values);
+                if let Some(integers) = tensor.integers {
+                    return file.write_all(&integers.encode(&values));
+                }
+                let bytes = float.encode(&values).map_err(|value| {
                     let (name, dtype) = (&tensor.name, float.dtype());
                     io::Error::other(format!("{value} in {name} is too large for {dtype:?}"))
                 })?;
@@ -178,14 +191,13 @@ impl Exported<'_> {
 fn header(tensors: &[Exported<'_>], float: Float) -> Result<Vec<u8>, String> {
     let mut end = 0;
     let entries = tensors.iter().map(|tensor| {
-        let (dtype, shape, bytes) = match tensor {
-            Exported::Floats { tensor, values } => {
-                (float.dtype(), tensor.shape.clone(), values.len() * float.bytes())
-            }
-            Exported::Count { .. } => (Dtype::I64, Vec::new(), size_of::<i64>()),
+        let (shape, len) = match tensor {
+            Exported::Values { tensor, values } => (tensor.shape.clone(), values.len()),
+            Exported::Count { .. } => (Vec::new(), 1),
         };
+        let (dtype, bytes) = tensor.dtype(float);
         let start = end;
-        end += bytes;
+        end += len * bytes;
         (tensor.name().to_owned(), HeaderEntry { dtype, shape, data_offsets: (start, end) })
     });
     encode_header(entries.collect())

@@ -102,6 +102,9 @@ pub struct TensorInfo {
     pub offset: usize,
     /// Whether the values are stored in OHWI order.
     pub channels_last: bool,
+    /// The type in PyTorch, if that is not floating-point; older versions do not say.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub integers: Option<baton_model::Integers>,
 }
 
 impl TensorInfo {

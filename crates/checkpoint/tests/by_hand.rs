@@ -55,6 +55,7 @@ fn saved(store: &Store, id: SaveId, world_size: u32, regions: &[(&str, Vec<f32>)
         region: "weights".into(),
         offset,
         channels_last,
+        integers: None,
     };
     let manifest = Manifest {
         regions: regions.iter().map(region).collect(),

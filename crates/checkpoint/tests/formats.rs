@@ -30,6 +30,7 @@ fn fixture_manifest(version: u32, shards: Vec<ShardEntry>, frozen: Vec<FrozenEnt
         region: region.into(),
         offset,
         channels_last: shape.len() == 4,
+        integers: None,
     };
     let trained = tensor("conv1.weight", &[2, 3, 7, 7], "weights", if is_first { 5 } else { 16 });
     let frozen_tensor = tensor("layer1.0.bn1.weight", &[8], "frozen", 0);

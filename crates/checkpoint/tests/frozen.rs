@@ -44,7 +44,7 @@ fn words(seed: f32) -> Vec<f32> {
 
 fn tensor(name: &str, region: &str, offset: usize, len: usize) -> TensorInfo {
     let (name, region) = (name.to_owned(), region.to_owned());
-    TensorInfo { name, shape: vec![len], region, offset, channels_last: false }
+    TensorInfo { name, shape: vec![len], region, offset, channels_last: false, integers: None }
 }
 
 /// Writes all files of a save without committing it.

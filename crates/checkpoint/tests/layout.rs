@@ -35,7 +35,14 @@ fn lay_out(tensors: &[Tensor], align: usize) -> StateLayout {
         let offset = end.next_multiple_of(align);
         *end = offset + len;
         let (name, shape, region) = (name.clone(), vec![*len], region.to_owned());
-        infos.push(TensorInfo { name, shape, region, offset, channels_last: false });
+        infos.push(TensorInfo {
+            name,
+            shape,
+            region,
+            offset,
+            channels_last: false,
+            integers: None,
+        });
     }
     let end = |name: &str| ends.get(name).copied().unwrap_or_default();
     let (weights, statistics, frozen) = (end("weights"), end("bn_running"), end("frozen"));

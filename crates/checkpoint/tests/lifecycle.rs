@@ -21,6 +21,7 @@ use baton_job::{
     Generation, Rank,
     message::{Restore, Rollback},
 };
+use baton_model::Integers;
 use baton_recipe::{
     Epoch, Step,
     progress::{Accuracy, Extent, Fit, Progress},
@@ -690,6 +691,7 @@ fn written_for_export(f: &Fixture, shape: &[usize], stored: &[f32]) -> Manifest 
         region: region.into(),
         offset: 0,
         channels_last,
+        integers: None,
     };
     manifest.tensors = vec![
         tensor("conv1.weight", shape, "weights", true),
@@ -761,6 +763,37 @@ fn an_export_in_half_precision_rounds_every_float_tensor_to_nearest() {
     let conv = tensors.tensor("conv1.weight").unwrap();
     assert_eq!(conv.dtype(), safetensors::Dtype::BF16);
     assert_eq!(words(conv.data()), [0x3f80, 0x3f80, 0x3f80, 0x3f82]);
+}
+
+#[test]
+fn an_export_keeps_the_type_and_the_values_of_integers_whatever_the_floats_become() {
+    let f = fixture();
+    let mut manifest = written_for_export(&f, &[3], &[2989.0, -70_001.0, 16_777_216.0]);
+    let mut file_of = |integers: Integers| {
+        manifest.tensors[0].integers = Some(integers);
+        let out = f.folder.path().join("model.safetensors");
+        export::safetensors_as(Float::F16, &f.store, &manifest, Weights::Raw, &out).unwrap();
+        fs::read(out).unwrap()
+    };
+    for (integers, dtype, expected) in [
+        (
+            Integers::I64,
+            safetensors::Dtype::I64,
+            [2989i64, -70_001, 16_777_216].map(i64::to_le_bytes).concat(),
+        ),
+        (
+            Integers::I32,
+            safetensors::Dtype::I32,
+            [2989i32, -70_001, 16_777_216].map(i32::to_le_bytes).concat(),
+        ),
+        (Integers::Bool, safetensors::Dtype::BOOL, vec![1, 1, 1]),
+    ] {
+        let file = file_of(integers);
+        let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
+        let exported = tensors.tensor("conv1.weight").unwrap();
+        assert_eq!((exported.dtype(), exported.data()), (dtype, expected.as_slice()));
+        assert_eq!(tensors.tensor("bn1.running_mean").unwrap().dtype(), safetensors::Dtype::F16);
+    }
 }
 
 #[test]

@@ -77,7 +77,7 @@ fn trained(adapter: &str) -> TestStore {
         let start = offset;
         offset += shape.iter().product::<usize>();
         let (region, name) = ("weights".to_owned(), parameter.name);
-        TensorInfo { name, shape, region, offset: start, channels_last: false }
+        TensorInfo { name, shape, region, offset: start, channels_last: false, integers: None }
     });
     let tensors: Vec<TensorInfo> = tensors.collect();
     let weights = (0..offset).map(|index| (index % 13) as f32 / 64.0).collect();

@@ -15,6 +15,7 @@
 
 pub mod builder;
 pub mod float;
+mod integers;
 pub mod layer;
 pub mod models;
 pub mod size;
@@ -24,6 +25,7 @@ use std::ops::Range;
 pub use self::{
     builder::Builder,
     float::Float,
+    integers::Integers,
     layer::{ConvNorm, Layer, Linear},
     models::{Arch, InputKind},
     size::{InputShape, Size},
@@ -114,8 +116,8 @@ pub enum TensorRole {
     Trained,
     /// The tensor keeps its value.
     Frozen,
-    /// The same, and it is part of the network: files of weights may lack it.
-    Constant,
+    /// The same, and it is part of the network: files of weights may lack it. With its type if that is not f32.
+    Constant(Option<Integers>),
 }
 
 impl Tensor {

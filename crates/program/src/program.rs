@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use baton_model::{Block, Init, NetworkDescription, Tensor, TensorRole};
+use baton_model::{Block, Init, Integers, NetworkDescription, Tensor, TensorRole};
 use baton_recipe::{
     JobSpec,
     spec::{LossKind, TARGET_INPUT},
@@ -310,17 +310,44 @@ impl Program {
         let parameters = self.parameters.iter().flat_map(Parameter::names);
         let statistics = self.statistics.iter().map(|tensor| tensor.name.as_str());
         spec.model.check_patterns(parameters, statistics).map_err(|problem| self.error(problem))?;
-        if let Some(constant) = self.persistent_constants().find(|constant| {
-            !matches!(constant.tensor.dtype, Dtype::F32 | Dtype::I64 | Dtype::I32 | Dtype::Bool)
-        }) {
-            let StoredTensor { name, dtype, .. } = &constant.tensor;
-            return Err(self.error(format!(
-                "keeps buffer {name} as {}: make it float32, or register it with persistent=False",
-                dtype.name()
-            )));
-        }
+        self.check_constants()?;
         self.recomputed(&spec.train.recompute)?;
         self.evaluation().map(|_| roles)
+    }
+
+    /// Checks that checkpoints, which hold f32, can hold the constants of the module's state dict.
+    ///
+    /// # Errors
+    /// One has another type, or integers that f32 has not.
+    pub fn check_constants(&self) -> Result<(), Error> {
+        for Constant { tensor, .. } in self.persistent_constants() {
+            let is_exact = match tensor.dtype {
+                Dtype::F32 | Dtype::Bool => true,
+                Dtype::I32 => {
+                    let storage = self.storage(tensor)?;
+                    let mut values = tensor.elements(&storage).map(i32::from_le_bytes);
+                    values.all(|value| is_in_f32(value.into()))
+                }
+                Dtype::I64 => {
+                    let storage = self.storage(tensor)?;
+                    tensor.elements(&storage).map(i64::from_le_bytes).all(is_in_f32)
+                }
+                dtype => {
+                    return Err(self.error(format!(
+                        "keeps buffer {} as {}: make it float32, or register it with persistent=False",
+                        tensor.name,
+                        dtype.name()
+                    )));
+                }
+            };
+            if !is_exact {
+                return Err(self.error(format!(
+                    "keeps buffer {} with integers that float32 has not: register it with persistent=False",
+                    tensor.name
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// Checks that it takes all images of a recipe whose data are images.
@@ -517,7 +544,15 @@ impl Program {
         let statistics = self.statistics.iter().enumerate();
         let statistics = statistics.map(|(index, stored)| tensor(stored, role(is_trained(index))));
         let constants = self.persistent_constants();
-        let constants = constants.map(|constant| tensor(&constant.tensor, TensorRole::Constant));
+        let constants = constants.map(|Constant { tensor: stored, .. }| {
+            let integers = match stored.dtype {
+                Dtype::I64 => Some(Integers::I64),
+                Dtype::I32 => Some(Integers::I32),
+                Dtype::Bool => Some(Integers::Bool),
+                _ => None,
+            };
+            tensor(stored, TensorRole::Constant(integers))
+        });
         let mut statistics: Vec<Tensor> = statistics.chain(constants).collect();
         for (position, tensor) in parameters.iter_mut().chain(&mut statistics).enumerate() {
             tensor.position = position;
@@ -535,6 +570,12 @@ impl Program {
     pub fn persistent_constants(&self) -> impl Iterator<Item = &Constant> {
         self.constants.iter().filter(|constant| constant.is_persistent)
     }
+}
+
+/// Whether an f32 can have this value.
+fn is_in_f32(value: i64) -> bool {
+    // At the largest values a cast back to i64 would not show the difference.
+    value as f32 as i128 == value.into()
 }
 
 /// Says that a step changes this parameter or buffer, and what to do.

@@ -86,6 +86,22 @@ pub struct StoredTensor {
 }
 
 impl StoredTensor {
+    /// The elements in its `storage`, of `N` bytes each, in the order of its shape; none outside of the storage.
+    pub(crate) fn elements<'a, const N: usize>(
+        &'a self,
+        storage: &'a [u8],
+    ) -> impl Iterator<Item = [u8; N]> + 'a {
+        let elements = storage.as_chunks().0;
+        (0..self.shape.iter().product()).filter_map(move |number: u64| {
+            let (mut rest, mut place) = (number, self.offset);
+            for (size, stride) in self.shape.iter().zip(&self.strides).rev() {
+                place += rest % size * stride;
+                rest /= size;
+            }
+            elements.get(usize::try_from(place).ok()?).copied()
+        })
+    }
+
     /// `bytes` is the length of the entry.
     pub(crate) fn new(
         name: &str,

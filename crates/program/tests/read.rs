@@ -90,6 +90,41 @@ fn tensors_are_those_of_the_state_dict() {
 }
 
 #[test]
+fn constants_that_checkpoints_cannot_hold_are_refused_before_training() {
+    let with_order = |values: [i64; 8]| {
+        let mut entries = entries("small.pt2");
+        let name = "data/weights/weight_7";
+        let (_, content) = entries.iter_mut().find(|(entry, _)| entry.ends_with(name)).unwrap();
+        *content = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+        program_of_values(&entries)
+    };
+    // The largest integers up to which f32 has all, and larger ones that it has.
+    for value in [1 << 24, -(1 << 24), 1 << 40, i64::MIN] {
+        with_order([0, 1, 2, 3, 4, 5, 6, value]).unwrap();
+    }
+    for value in [(1 << 24) + 1, -(1 << 24) - 1, i64::MAX] {
+        let error = with_order([0, 1, 2, 3, 4, 5, 6, value]).unwrap_err();
+        assert!(error.contains("keeps buffer order with integers that float32 has not"), "{error}");
+    }
+    let order = r#""order": {"path_name": "weight_7", "is_param": false, "use_pickle": false, "tensor_meta": {"dtype": "#;
+    let config = "model_weights_config.json";
+    let of_doubles = changed("small.pt2", config, &format!("{order}5"), &format!("{order}8"));
+    let error = of_doubles.unwrap().check_constants().unwrap_err().to_string();
+    assert!(error.contains("keeps buffer order as float64: make it float32"), "{error}");
+}
+
+/// The result of a check of its constants, while the file exists.
+fn program_of_values(entries: &[(String, Vec<u8>)]) -> Result<(), String> {
+    let folder = tempfile::tempdir().unwrap();
+    let entries: Vec<_> =
+        entries.iter().map(|(name, content)| (name.as_str(), content.as_slice())).collect();
+    let path = folder.path().join("changed.pt2");
+    std::fs::write(&path, zip(&entries)).unwrap();
+    let program = baton_program::Program::read(&path).unwrap();
+    program.check_constants().map_err(|error| error.to_string())
+}
+
+#[test]
 fn the_description_has_what_training_changes_and_what_the_state_dict_keeps() {
     let network = small().describe();
     let decays: Vec<&str> = network

@@ -156,6 +156,8 @@ pub struct TensorLocation {
     pub offset: usize,
     /// Whether the values are stored in channels-last (OHWI) order.
     pub channels_last: bool,
+    /// The type in PyTorch, if that is not floating-point.
+    pub integers: Option<baton_model::Integers>,
 }
 
 /// A model with its optimizer: computes gradients, applies updates, gives access to its whole state.

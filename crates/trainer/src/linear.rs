@@ -208,6 +208,7 @@ impl Learner for LinearLearner {
             region: "weights",
             offset,
             channels_last: false,
+            integers: None,
         };
         vec![
             location("fc.weight", vec![self.classes, self.features], 0),

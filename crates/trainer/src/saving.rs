@@ -447,5 +447,6 @@ fn tensor_info(location: TensorLocation) -> TensorInfo {
         region: location.region.to_owned(),
         offset: location.offset,
         channels_last: location.channels_last,
+        integers: location.integers,
     }
 }

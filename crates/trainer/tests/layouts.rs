@@ -55,6 +55,7 @@ impl Model {
                 region: if *frozen { "frozen" } else { "weights" },
                 offset,
                 channels_last: false,
+                integers: None,
             }
         };
         let locations: Vec<TensorLocation> =

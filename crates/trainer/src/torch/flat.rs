@@ -11,7 +11,7 @@
 //! operation has to reorder it. Every tensor begins at a multiple of [`TENSOR_ALIGNMENT`]; the padding between two
 //! tensors is zero. The leaf begins with the statistics; they are short, and the gradient after them is aligned too.
 
-use baton_model::{Init, NetworkDescription, TensorRole};
+use baton_model::{Init, Integers, NetworkDescription, TensorRole};
 use tch::Tensor;
 
 use super::optimizer::Segment;
@@ -47,6 +47,8 @@ pub(super) struct FlatTensor {
     pub(super) frozen: bool,
     /// Whether it is part of the network, so that files of weights may lack it.
     pub(super) is_constant: bool,
+    /// The type of a constant that is not f32 in PyTorch.
+    integers: Option<Integers>,
     /// Whether weight decay applies even if the recipe excludes norms and biases; LARS then uses a separate learning
     /// rate for it.
     pub(super) decays: bool,
@@ -66,7 +68,11 @@ impl FlatTensor {
             channels_last: channels_last && tensor.shape.len() == 4,
             init: tensor.init,
             frozen: tensor.is_frozen(),
-            is_constant: tensor.role == TensorRole::Constant,
+            is_constant: matches!(tensor.role, TensorRole::Constant(_)),
+            integers: match tensor.role {
+                TensorRole::Constant(integers) => integers,
+                _ => None,
+            },
             decays: tensor.decays,
             is_cast: tensor.is_cast,
             position: tensor.position,
@@ -117,6 +123,7 @@ impl FlatTensor {
             region,
             offset: to_usize(self.offset),
             channels_last: self.channels_last,
+            integers: self.integers,
         })
     }
 }

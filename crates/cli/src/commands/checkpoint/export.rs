@@ -39,7 +39,7 @@ Examples:
 
 With --dtype f16 or bf16 every floating-point tensor is rounded to the nearest value, ties to even: the \
 weights, the biases, and BatchNorm's running statistics too, as in PyTorch's model.half(). \
-num_batches_tracked stays int64. A value out of the range of f16 is an error that names it; bf16 has nearly \
+num_batches_tracked and a program's integers keep their type. A value out of the range of f16 is an error that names it; bf16 has nearly \
 the range of f32. `baton-worker eval` and fine-tuning read only f32.
 
 Exit code 1 after an export: newer checkpoints were not exported because they are damaged.")]

@@ -84,6 +84,7 @@ impl Sample {
             region: "weights".to_owned(),
             offset,
             channels_last: false,
+            integers: None,
         };
         let accuracy = |top1| Accuracy::from_legacy_fields(360, 0.25, (top1, 0.997), None);
         let region = |(name, values): &(&str, Vec<f32>)| RegionInfo {

@@ -128,6 +128,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 fn inspected(path: &Path) -> Result<InspectedProgram, Error> {
     let program = Program::read(path)?;
     program.evaluation()?;
+    program.check_constants()?;
     let mut operators = BTreeMap::new();
     for node in &program.graph.nodes {
         *operators.entry(node.operator.clone()).or_default() += 1;
