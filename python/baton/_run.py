@@ -99,7 +99,7 @@ class Run:
         return _programs.call_baton("checkpoint", "ls", "--json", *self._place())
 
     def load_state_dict(self, checkpoint: str | None = None, *, ema: bool = False) -> dict[str, torch.Tensor]:
-        """The weights in a checkpoint (default: the newest), or with `ema` their moving average, in f32 on the CPU, for
+        """The weights in a checkpoint (default: the newest), or with `ema` their moving average, floats in f32, on the CPU, for
         `model.load_state_dict`: with torchvision's names for its networks, a program's own, or those of an adapter.
 
         Needs torch and safetensors. Raises JobError if there is no such checkpoint, it is damaged, or has no average.

@@ -80,8 +80,11 @@ impl Engine {
     }
 
     /// Forgets a drain that was requested from a coordinator that is lost: no rank has a state to save, and somebody has
-    /// started the job again.
-    pub(super) fn forget_replayed_drain(&mut self) {
+    /// started the job again. A job without a budget that is left ends nevertheless.
+    pub(super) fn forget_replayed_drain(&mut self, now: Time) {
+        if self.accounting.used_up(now).is_some() {
+            return;
+        }
         if let Some(drain) = self.drain.take_if(|drain| drain.is_replayed) {
             let reason = drain.reason;
             let text = format!("nothing is left to save and stop, so training continues: {reason}");
@@ -93,7 +96,7 @@ impl Engine {
     pub(super) fn expire_drain(&mut self, now: Time) {
         let is_over = self.drain.as_ref().is_some_and(|drain| drain.until <= now);
         if is_over && self.nodes.holders(|_| true) == 0 {
-            self.forget_replayed_drain();
+            self.forget_replayed_drain(now);
         }
         let Some(drain) = self.drain.take_if(|drain| drain.until <= now) else { return };
         let saved = format!("ranks did not stop in time, and {}", self.saved_state());

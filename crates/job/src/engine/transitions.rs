@@ -38,7 +38,7 @@ impl Engine {
             return self.open(now);
         }
         if !holds_state {
-            self.forget_replayed_drain();
+            self.forget_replayed_drain(now);
         }
         if let Some(drain) = self.drain.as_ref().filter(|_| !holds_state) {
             let reason = drain.reason.clone();
