@@ -152,7 +152,6 @@ async fn strike(world: &mut World, Fault { kind, host, after }: Fault, generatio
                 world.until("a checkpoint", saved).await;
             }
             world.kill_all().await;
-            world.lose_local_disks();
             let newest = world.checkpoints().await[0].name().to_string();
             let objects = world.server.objects();
             let shard = objects
