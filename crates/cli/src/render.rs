@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use baton_job::{exit::Outcome, shortened};
+use baton_job::{engine::SHOWN_NODES, exit::Outcome, first_names, shortened};
 use baton_proto::v1::{
     self, Accuracy, EvaluatedStep, EvaluationProgress, Extent, GeneratedText, GetStatusResponse,
     Gpu, Host, Incident, Loader, LocalCheckpoint, Metric, NodeStatus, PauseStatus, RankStatus,
@@ -259,12 +259,9 @@ pub(crate) fn checkpoint(status: &GetStatusResponse) -> Option<String> {
 
 /// The newest local checkpoint, and the nodes that have it, the first few by name.
 pub(crate) fn local_checkpoint(local: &LocalCheckpoint) -> String {
-    const SHOWN_NODES: usize = 4;
-    let mut nodes: Vec<_> = local.nodes.iter().take(SHOWN_NODES).map(|node| clean(node)).collect();
-    if let Some(more) = local.nodes.len().checked_sub(SHOWN_NODES).filter(|more| *more > 0) {
-        nodes.push(format!("{more} more").into());
-    }
-    format!("step {}  on {}  written in {:.1} s", local.step, nodes.join(", "), local.seconds)
+    let nodes = local.nodes.iter().map(|node| clean(node).into_owned());
+    let nodes = first_names(nodes, SHOWN_NODES);
+    format!("step {}  on {}  written in {:.1} s", local.step, nodes, local.seconds)
 }
 
 /// An event with its time; `day` decides whether the date is shown.

@@ -36,5 +36,5 @@ pub mod time;
 
 pub use ids::{Generation, JobId, NodeId, Rank};
 pub use mesh_secret::MeshSecret;
-pub use shorten::shortened;
+pub use shorten::{first_names, shortened};
 pub use time::{Time, parse_seconds};

@@ -91,6 +91,15 @@ impl Memory {
             bytes: copied * F32_BYTES,
             how: format!("this rank's slice of the state: {copied} values x {F32_BYTES} B"),
         });
+        if spec.checkpoint.has_local() {
+            parts.push(MemoryPart {
+                name: "copy for a local checkpoint",
+                bytes: copied * F32_BYTES,
+                how: format!(
+                    "this rank's part, if all ranks are on one machine: {copied} values x {F32_BYTES} B"
+                ),
+            });
+        }
         let bytes = value_bytes(spec.precision.compute);
         let others = parameters - network.kernels();
         parts.push(MemoryPart {

@@ -325,12 +325,12 @@ impl Program {
                 Dtype::F32 | Dtype::Bool => true,
                 Dtype::I32 => {
                     let storage = self.storage(tensor)?;
-                    let mut values = tensor.elements(&storage).map(i32::from_le_bytes);
-                    values.all(|value| is_in_f32(value.into()))
+                    let values = tensor.span(&storage).iter();
+                    values.copied().map(i32::from_le_bytes).all(|value| is_in_f32(value.into()))
                 }
                 Dtype::I64 => {
                     let storage = self.storage(tensor)?;
-                    tensor.elements(&storage).map(i64::from_le_bytes).all(is_in_f32)
+                    tensor.span(&storage).iter().copied().map(i64::from_le_bytes).all(is_in_f32)
                 }
                 dtype => {
                     return Err(self.error(format!(

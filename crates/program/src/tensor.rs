@@ -86,20 +86,11 @@ pub struct StoredTensor {
 }
 
 impl StoredTensor {
-    /// The elements in its `storage`, of `N` bytes each, in the order of its shape; none outside of the storage.
-    pub(crate) fn elements<'a, const N: usize>(
-        &'a self,
-        storage: &'a [u8],
-    ) -> impl Iterator<Item = [u8; N]> + 'a {
-        let elements = storage.as_chunks().0;
-        (0..self.shape.iter().product()).filter_map(move |number: u64| {
-            let (mut rest, mut place) = (number, self.offset);
-            for (size, stride) in self.shape.iter().zip(&self.strides).rev() {
-                place += rest % size * stride;
-                rest /= size;
-            }
-            elements.get(usize::try_from(place).ok()?).copied()
-        })
+    /// The part of its `storage` from its first element to its last one, in elements of `N` bytes.
+    pub(crate) fn span<'a, const N: usize>(&self, storage: &'a [u8]) -> &'a [[u8; N]] {
+        let end = self.end().unwrap_or(0) / self.dtype.bytes();
+        let place = |element: u64| usize::try_from(element).unwrap_or(usize::MAX);
+        storage.as_chunks().0.get(place(self.offset)..place(end)).unwrap_or_default()
     }
 
     /// `bytes` is the length of the entry.

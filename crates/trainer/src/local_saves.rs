@@ -54,9 +54,9 @@ impl LocalFolder {
     }
 
     /// The newest checkpoint of `job` on this machine, also under another name that it had before, and its store.
-    fn newest(&self, job: JobId, not_before: Generation) -> Option<(Manifest, Store)> {
+    fn newest(&self, job: JobId, not_before: Generation) -> Option<OfferedCheckpoint> {
         let folders = fs::read_dir(&self.path).ok()?;
-        let mut newest: Option<(Manifest, Store)> = None;
+        let mut newest: Option<OfferedCheckpoint> = None;
         for folder in folders.filter_map(Result::ok) {
             let path = folder.path();
             let opened = Store::open_existing(&path.to_string_lossy());
@@ -77,13 +77,8 @@ impl LocalFolder {
     }
 }
 
-/// A machine's local checkpoint that training could continue from.
-#[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
-pub(crate) struct LocalOffer {
-    /// The machine's name.
-    pub(crate) node: String,
-    pub(crate) manifest: Manifest,
-}
+/// A local checkpoint of this machine, and its store.
+pub(crate) type OfferedCheckpoint = (Manifest, Store);
 
 /// Writes a rank's part of the local checkpoints of its machine.
 #[derive(Debug, Default)]
@@ -146,18 +141,13 @@ impl LocalSaver {
         Ok(())
     }
 
-    /// The checkpoint of this machine that training may continue from, and its store. One rank of each machine offers it.
-    pub(crate) fn offer(
-        &self,
-        job: &TrainingJob,
-        restore: &Restore,
-    ) -> Option<(LocalOffer, Store)> {
+    /// The checkpoint of this machine that training may continue from. One rank of each machine has it.
+    pub(crate) fn newest(&self, job: &TrainingJob, restore: &Restore) -> Option<OfferedCheckpoint> {
         let local = job.local.as_ref().filter(|_| self.part == Rank(0))?;
         // Those from before a rollback are never used, whether it has invalidated them or not.
         let rollbacks = restore.all_invalidated().map(|rollback| rollback.generation);
         let not_before = rollbacks.fold(restore.not_before, Generation::max);
-        let (manifest, store) = local.newest(job.id, not_before)?;
-        Some((LocalOffer { node: local.node.clone(), manifest }, store))
+        local.newest(job.id, not_before)
     }
 
     /// Copies this rank's part of the state after `progress` and starts to write it.

@@ -29,7 +29,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Error, Learner, TrainingJob,
     agree::{AgreedState, RestoreContext, RestorePlan, StateProvider, gather},
-    local_saves::LocalOffer,
+    local_saves::OfferedCheckpoint,
     saving::layout,
 };
 
@@ -38,10 +38,17 @@ use crate::{
 enum RestoreCommand {
     /// Read your share of this checkpoint and report the result.
     Read(Box<Manifest>),
-    /// This rank reads this local checkpoint of its machine; report the result.
-    ReadLocal(Rank, Box<Manifest>),
+    /// This rank reads the local checkpoint that it has offered; report the result.
+    ReadLocal(Rank),
     /// Begin training with this state.
     Begin(Box<RestorePlan>),
+}
+
+/// The newest local checkpoint of a machine that training could continue from.
+#[derive(Debug, Serialize, Deserialize)]
+struct LocalOffer {
+    node: String,
+    id: SaveId,
 }
 
 /// Result of reading a rank's share of a checkpoint.
@@ -65,9 +72,10 @@ pub(crate) fn restore<L: Learner>(
 ) -> Result<RestorePlan, Error> {
     let (mut offers, mut offered) = (Vec::new(), None);
     if context.job.spec.checkpoint.has_local() {
-        let (offer, store) = context.local.offer(context.job, context.restore).unzip();
+        offered = context.local.newest(context.job, context.restore);
+        let node = context.job.local.as_ref().map(|local| local.node.clone()).unwrap_or_default();
+        let offer = offered.as_ref().map(|(manifest, _)| LocalOffer { node, id: manifest.id() });
         offers = gather(collective, &offer)?;
-        offered = store;
     }
     let offered = offered.as_ref();
     let mut mine = match collective.rank() {
@@ -83,8 +91,8 @@ pub(crate) fn restore<L: Learner>(
                 // Rank 0 decides what to do about damage.
                 let _damage = read_share(&context.job.store, &manifest, collective, learner)?;
             }
-            RestoreCommand::ReadLocal(holder, manifest) => {
-                let _damage = read_local((holder, offered), &manifest, collective, learner)?;
+            RestoreCommand::ReadLocal(holder) => {
+                let _damage = read_local((holder, offered), collective, learner)?;
             }
             RestoreCommand::Begin(plan) => return Ok(*plan),
         }
@@ -103,20 +111,20 @@ fn exchange_command(
 /// Rank 0 chooses the checkpoint; meanwhile the other ranks follow its commands. A local checkpoint that a rank `offers` is
 /// used if it is newer than all good ones in the store; that of rank 0 is `offered`.
 fn choose<L: Learner>(
-    (offers, offered): (Vec<Option<LocalOffer>>, Option<&Store>),
+    (offers, offered): (Vec<Option<LocalOffer>>, Option<&OfferedCheckpoint>),
     collective: &mut dyn Collective,
     learner: &mut L,
     context: RestoreContext<'_>,
 ) -> Result<RestorePlan, Error> {
     let offers = (0..).map(Rank).zip(offers).filter_map(|(rank, offer)| Some((rank, offer?)));
     let mut offers: Vec<(Rank, LocalOffer)> = offers.collect();
-    offers.sort_by_key(|(rank, offer)| (Reverse(offer.manifest.id()), *rank));
+    offers.sort_by_key(|(rank, offer)| (Reverse(offer.id), *rank));
     if offers.is_empty() {
         return choose_in_store(collective, learner, context);
     }
     let mut skipped = Vec::new();
     let mut take_newer = |than: Option<SaveId>| -> Vec<_> {
-        offers.extract_if(.., |(_, offer)| Some(offer.manifest.id()) > than).collect()
+        offers.extract_if(.., |(_, offer)| Some(offer.id) > than).collect()
     };
     // By their sizes only: who reads a newest one need not read the others.
     let in_store = match context.job.store.find(context.restore, &mut |_, _| Ok(())) {
@@ -157,32 +165,29 @@ fn choose<L: Learner>(
     stored
 }
 
-/// The first of these local checkpoints that can be read, if one can; the newest in the store that can be used is
-/// `in_store`.
+/// The first of these local checkpoints that can be used, if one can; the newest good one in the store is `in_store`.
 fn choose_local<L: Learner>(
     offers: Vec<(Rank, LocalOffer)>,
-    (offered, in_store, skipped): (Option<&Store>, Option<SaveId>, &mut Vec<String>),
+    (offered, in_store, skipped): (Option<&OfferedCheckpoint>, Option<SaveId>, &mut Vec<String>),
     collective: &mut dyn Collective,
     learner: &mut L,
     context: RestoreContext<'_>,
 ) -> Result<Option<RestorePlan>, Error> {
-    for (holder, LocalOffer { node, manifest }) in offers {
-        let location = format!("the local checkpoints of node {node}");
+    for (holder, LocalOffer { node, id }) in offers {
+        exchange_command(collective, Some(RestoreCommand::ReadLocal(holder)))?;
+        let read = read_local((holder, offered), collective, learner)?;
         let program = learner.program().map(str::to_owned);
-        let fits = changes(&manifest, context, program.as_deref(), &location)
-            .and_then(|changes| moves(&manifest, learner).map(|_| changes));
-        let read = match &fits {
-            Ok(_) => {
-                let command = RestoreCommand::ReadLocal(holder, Box::new(manifest.clone()));
-                exchange_command(collective, Some(command))?;
-                read_local((holder, offered), &manifest, collective, learner)?
+        let location = format!("the local checkpoints of node {node}");
+        let read = read.and_then(|manifest| {
+            let changes = changes(&manifest, context, program.as_deref(), &location);
+            changes.map(|changes| (manifest, changes)).map_err(|error| error.to_string())
+        });
+        let (manifest, changes) = match read {
+            Ok(read) => read,
+            Err(problem) => {
+                skipped.push(format!("{} of node {node} ({problem})", id.name()));
+                continue;
             }
-            Err(error) => Some(error.to_string()),
-        };
-        let (changes, None) = (fits.unwrap_or_default(), &read) else {
-            let problem = read.unwrap_or_default();
-            skipped.push(format!("{} of node {node} ({problem})", manifest.name()));
-            continue;
         };
         let provider = StateProvider::One(holder);
         let mut plan = plan(&manifest, manifest.generation, changes, provider, context);
@@ -304,25 +309,27 @@ fn plan(
     RestorePlan { agreed, provider }
 }
 
-/// Reads the whole state on the rank that has `offered` it. All ranks get the same result: the checkpoint's damage, if any.
+/// Reads the whole state on the rank that has `offered` it. All ranks get the same result: the manifest, or what is wrong.
 fn read_local<L: Learner>(
-    (holder, offered): (Rank, Option<&Store>),
-    manifest: &Manifest,
+    (holder, offered): (Rank, Option<&OfferedCheckpoint>),
     collective: &mut dyn Collective,
     learner: &mut L,
-) -> Result<Option<String>, Error> {
-    let read = match offered.filter(|_| collective.rank() == holder) {
-        Some(store) => {
-            let all: Vec<_> = manifest.shards.iter().collect();
-            match read(store, manifest, &all, FROZEN_READER, jobs(1), learner) {
-                // The store has an older one.
-                Err(Error::Checkpoint(error)) => Ok(Err(error.to_string())),
-                read => read,
-            }
+) -> Result<Result<Manifest, String>, Error> {
+    let mine = offered.filter(|_| collective.rank() == holder);
+    let manifests: Vec<Option<Manifest>> =
+        gather(collective, &mine.map(|(manifest, _)| manifest.clone()))?;
+    let read = mine.map_or(Ok(Ok(())), |(manifest, store)| {
+        let all: Vec<_> = manifest.shards.iter().collect();
+        match read(store, manifest, &all, FROZEN_READER, jobs(1), learner) {
+            // Nothing about a local checkpoint ends a job: the store has an older one.
+            Err(error @ (Error::Checkpoint(_) | Error::Mismatch(_))) => Ok(Err(error.to_string())),
+            read => read,
         }
-        None => Ok(Ok(())),
-    };
-    share_result(read, collective)
+    });
+    let damage = share_result(read, collective)?;
+    let manifest = manifests.into_iter().nth(holder.0 as usize).flatten();
+    let manifest = manifest.ok_or(Error::Bug("the holder of a local checkpoint sent none"))?;
+    Ok(damage.map_or(Ok(manifest), Err))
 }
 
 /// Reads this rank's share of the files. All ranks get the same result: the checkpoint's damage, if any.

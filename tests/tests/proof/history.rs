@@ -19,6 +19,8 @@ use crate::{
 const WORLDS: [[u32; HOSTS]; 3] = [[1, 1, 1], [1, 2, 1], [1, 1, 2]];
 /// Steps that are made while a link or the store is disturbed.
 const DISTURBED_STEPS: u64 = 2;
+/// Steps between saves, as in the recipe.
+const SAVED_EVERY: u64 = 20;
 /// A clock is moved by this for each host.
 const CLOCK_SECONDS: [i64; HOSTS] = [-400, 500, 700];
 
@@ -152,6 +154,7 @@ async fn strike(world: &mut World, Fault { kind, host, after }: Fault, generatio
                 world.until("a checkpoint", saved).await;
             }
             world.kill_all().await;
+            world.lose_local_disks();
             let newest = world.checkpoints().await[0].name().to_string();
             let objects = world.server.objects();
             let shard = objects
@@ -265,6 +268,9 @@ async fn store_disturbed(world: &World, fault: StoreFault, every: usize) -> u64 
     let mut client = world.connect().await;
     let generation =
         world.until("a generation", async || Some(world.status().await?.generation)).await;
+    // Training waits if a save is due while another one is in flight, here the one that is triggered.
+    let early = async || (steps(world).await? % SAVED_EVERY < SAVED_EVERY / 2).then_some(());
+    world.until("the next save is far", early).await;
     let before = world.server.struck();
     world.server.faults(fault, every);
     let _ = client.trigger_checkpoint(TriggerCheckpointRequest {}).await;

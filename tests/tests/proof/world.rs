@@ -91,11 +91,17 @@ impl World {
         let store = Arc::new(tokio::task::spawn_blocking(open).await.unwrap());
         compile_clock(folder.path());
         fs::write(folder.path().join("recipe.toml"), recipe).unwrap();
+        let local = folder.path().join("local");
+        let settings = vec![
+            format!("checkpoint.dir={location}"),
+            format!("checkpoint.local_dir={}", local.display()),
+            "checkpoint.local_every_steps=7".to_owned(),
+        ];
         let mut world = Self {
             folder,
             server,
             store,
-            settings: vec![format!("checkpoint.dir={location}")],
+            settings,
             hosts: BTreeMap::new(),
             first: None,
             place: None,
@@ -113,6 +119,11 @@ impl World {
         }
         world.start_all(1).await;
         world
+    }
+
+    /// Removes all local checkpoints.
+    pub(crate) fn lose_local_disks(&self) {
+        fs::remove_dir_all(self.folder.path().join("local")).unwrap();
     }
 
     fn host_dir(&self, host: usize) -> PathBuf {

@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     exit::{Failure, Outcome, bad_input},
+    first_names,
     ids::{LocalRank, NodeId},
     message::Directive,
     plan::Placement,
@@ -225,14 +226,9 @@ fn half_time(from: Time, until: Time) -> Option<Time> {
 
 /// Ranks with their nodes, as text.
 pub(super) fn ranks_on_nodes(placements: &[&Placement]) -> String {
-    let named = placements.iter().take(NAMED_RANKS);
-    let named: Vec<String> = named
-        .map(|placement| format!("rank {} on node {}", placement.rank, placement.node))
-        .collect();
-    match placements.len().saturating_sub(NAMED_RANKS) {
-        0 => named.join(", "),
-        more => format!("{} and {more} more", named.join(", ")),
-    }
+    let names =
+        placements.iter().map(|Placement { rank, node, .. }| format!("rank {rank} on node {node}"));
+    first_names(names, NAMED_RANKS)
 }
 
 impl Nodes {

@@ -110,7 +110,10 @@ pub use self::{
     pause::Pause,
     record::{JobOrigin, RanksOfLostJob, Record},
     recovery::{Recovery, RecoveryParts},
-    status::{LocalCheckpoint, NodeStatus, PhaseName, RankState, RankStatus, Spending, Status},
+    status::{
+        LocalCheckpoint, NodeStatus, PhaseName, RankState, RankStatus, SHOWN_NODES, Spending,
+        Status,
+    },
 };
 use crate::{
     exit::{Failure, Outcome},

@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     exit::Outcome,
+    first_names,
     ids::{Generation, LocalRank, NodeId, Rank},
     message::{
         Activity, Commit, EvaluationProgress, LoaderReport, MachineStats, RankHeartbeat, Rollback,
@@ -93,17 +94,14 @@ pub struct LocalCheckpoint {
     pub nodes: BTreeSet<NodeId>,
 }
 
+/// Most nodes of a local checkpoint that a text names.
+pub const SHOWN_NODES: usize = 4;
+
 impl LocalCheckpoint {
     /// The nodes as text, the first few by name.
     #[must_use]
     pub fn names(&self) -> String {
-        const SHOWN_NODES: usize = 4;
-        let named: Vec<&str> =
-            self.nodes.iter().take(SHOWN_NODES).map(|node| node.0.as_str()).collect();
-        match self.nodes.len().saturating_sub(SHOWN_NODES) {
-            0 => named.join(", "),
-            more => format!("{} and {more} more", named.join(", ")),
-        }
+        first_names(self.nodes.iter().map(ToString::to_string), SHOWN_NODES)
     }
 }
 

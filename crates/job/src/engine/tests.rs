@@ -1316,10 +1316,29 @@ fn a_drain_outlives_the_coordinator_if_ranks_hold_state() {
     tick(&mut engine, at(1000.0));
     assert_eq!((engine.status().drain, engine.outcome()), (None, None), "nobody has come");
 
+    // The coordinator's run folder is lost, and the copy of its journal lacks a generation.
+    let mut copy = vec![Record::Created(origin())];
+    copy.extend(records.iter().cloned());
+    let added = Record::after_loss(&copy, Generation(2), RanksOfLostJob::MayRun).unwrap();
+    copy.extend(added);
+    let engine = Engine::replay(&spec(1), &copy, at(0.0)).unwrap();
+    assert!(engine.status().drain.is_some(), "{copy:?}");
+
     // It was done.
     let ended = Record::Ended(drained());
     let engine = replay(&[&records[..], &[ended]].concat());
     assert_eq!(engine.status().drain, None);
+}
+
+#[test]
+fn a_drain_of_a_user_during_a_notice_is_persisted_once() {
+    let mut engine = training(&[1]);
+    depart(&mut engine, at(10.0), 0, Some(30.0));
+    assert!(engine.status().drain.is_some());
+    let record = Action::Persist(Record::Draining { reason: "a user asked".to_owned() });
+    let mut wish = |now| engine.drive(at(now), Event::Drain { reason: "a user asked".to_owned() });
+    assert!(wish(11.0).contains(&record));
+    assert!(!wish(12.0).contains(&record));
 }
 
 #[test]

@@ -78,6 +78,17 @@ fn a_drain_says_when_a_machine_has_the_state_and_if_only_that_will_be_in_time() 
 }
 
 #[test]
+fn a_machine_that_has_the_state_before_rank_0_reports_the_last_step_counts() {
+    let mut engine = training(&[1]);
+    depart(&mut engine, at(10.0), 0, Some(30.0));
+    report(&mut engine, at(11.0), 0, saved_locally(9, 0.5));
+    let stopping = RankReport::Stopping { step: Step(9) };
+    let event = rank_event(&engine, engine.lifecycle.generation, 0, stopping);
+    let texts = published(engine.drive(at(12.0), event));
+    assert!(texts.iter().any(|text| text.contains("is in a local checkpoint")), "{texts:?}");
+}
+
+#[test]
 fn the_end_names_the_machine_that_alone_has_the_state() {
     let mut engine = training(&[1]);
     report(&mut engine, at(1.0), 0, RankReport::Saved(commit(1, 7)));
