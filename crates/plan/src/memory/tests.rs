@@ -44,6 +44,9 @@ fn the_state_has_the_expected_size() {
     );
     let state = 3 * parameters + 2 * statistics;
     assert_eq!(part(&memory, "copy for a checkpoint"), 4 * state.div_ceil(8));
+    assert_eq!(part(&memory, "copy for a local checkpoint"), 0);
+    let local = need(&["ema={ decay = 0.999 }", "checkpoint.local_dir=/disk"], 224, 256);
+    assert_eq!(part(&local, "copy for a local checkpoint"), 4 * state.div_ceil(8));
     assert_eq!(memory.total_bytes, memory.parts.iter().map(|part| part.bytes).sum::<u64>());
 }
 
