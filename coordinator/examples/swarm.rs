@@ -166,7 +166,7 @@ impl Agent {
                     let progress = Progress { step: Step(1), ..Progress::default() };
                     self.send_rank_report(
                         rank,
-                        RankReport::Started { source: StateSource::Fresh, progress },
+                        RankReport::Started { source: StateSource::fresh(), progress },
                     );
                 }
                 self.swarm.training.send_modify(|count| *count += 1);

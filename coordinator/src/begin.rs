@@ -254,7 +254,8 @@ fn prepare(
                 // A checkpoint that the old run must not resume from is excluded for this run too.
                 let was_allowed = restore.allow_recipe_change && !undoes_change;
                 let allow_recipe_change = was_allowed || args.allow_recipe_change;
-                let restore = Restore { allow_recipe_change, ..restore };
+                let mut restore = Restore { allow_recipe_change, ..restore };
+                restore.continued.push(resumed.origin().job);
                 (journal, records) = begin_anew(journal, &path)?;
                 let origin = new_origin(spec, &store, |_| restore)?;
                 Engine::continuing(&resumed, spec, origin, clock.now())

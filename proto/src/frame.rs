@@ -144,7 +144,7 @@ mod tests {
         vec![
             RankReport::Ready { address: "[::1]:1".to_owned(), step: Some(Step(1)) },
             RankReport::Met,
-            started(StateSource::Fresh),
+            started(StateSource::fresh()),
             started(StateSource::Survivor { rank: Rank(3) }),
             started(StateSource::Checkpoint(restored)),
             RankReport::Stepped(StepReport { loss: AWKWARD, ..StepReport::default() }),
@@ -238,6 +238,7 @@ mod tests {
         let restore = Restore {
             path: Some("s3://a/b".to_owned()),
             rollbacks: vec![Rollback { generation, before: Step(7), skip }],
+            continued: vec![baton_job::JobId::default()],
             ..Restore::default()
         };
         let pause = PauseState { number: 1, paused: true };

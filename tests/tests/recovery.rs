@@ -193,6 +193,31 @@ async fn everything_killed_continues_from_the_local_checkpoint_that_is_newer_tha
 }
 
 #[tokio::test]
+async fn a_changed_recipe_continues_from_the_local_checkpoint_of_the_run_before_if_a_flag_allows_it()
+ {
+    let disk = tempfile::tempdir().unwrap();
+    let mut cluster = Cluster::endless()
+        .set("checkpoint.every_epochs=0")
+        .set(&format!("checkpoint.local_dir={}", disk.path().display()))
+        .set("checkpoint.local_every_steps=10");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 1);
+    let local = async || cluster.status().await.local_checkpoint.filter(|local| local.step >= 20);
+    let local = cluster.until("local checkpoints", local).await;
+    cluster.kill_coordinator().await;
+    cluster.kill_agent(0).await;
+
+    let mut cluster = cluster.set("loss.label_smoothing=0.2").set("checkpoint.every_epochs=1");
+    cluster.start_coordinator(&["--allow-recipe-change"]).await;
+    cluster.start_agent("node", 2);
+    let began = cluster.events().await.next_of(Kind::TrainingStarted).await;
+    assert!(began.message.contains("from local checkpoint step-"), "{}", began.message);
+    assert!(began.message.contains("loss.label_smoothing"), "{}", began.message);
+    assert!(began.step >= Some(local.step), "{began:?}: {local:?}");
+    cluster.end().await;
+}
+
+#[tokio::test]
 async fn a_notice_that_is_too_short_for_the_store_leaves_the_state_on_the_machine() {
     let (server, disk) = (Server::start(), tempfile::tempdir().unwrap());
     let mut cluster = endless()

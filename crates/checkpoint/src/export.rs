@@ -121,7 +121,7 @@ impl<'a> WeightValues<'a> {
             .into_iter()
             .collect::<Result<(), _>>()?;
         let mut regions: HashMap<&str, Vec<f32>> = HashMap::new();
-        for tensor in &manifest.tensors {
+        for tensor in manifest.tensors.iter().filter(|tensor| tensor.len() != Some(0)) {
             let name = weights.region(&tensor.region);
             if !regions.contains_key(name) {
                 regions.insert(name, store.read_region(manifest, name)?);
@@ -139,6 +139,9 @@ impl<'a> WeightValues<'a> {
 
     /// The values of a tensor as they are stored.
     fn slice(&self, tensor: &TensorInfo) -> Option<&[f32]> {
+        if tensor.len() == Some(0) {
+            return Some(&[]);
+        }
         let all = self.regions.get(self.weights.region(&tensor.region))?;
         all.get(tensor.offset..tensor.offset.checked_add(tensor.len()?)?)
     }

@@ -65,6 +65,7 @@ pub use frozen::FrozenEntry;
 pub use journal::JournalPart;
 pub use layout::{ALIGNMENT, FlatRegion, LayoutMapping, MovedRange, StateLayout};
 pub use lease::CoordinatorLease;
+pub use local::NewestLocal;
 pub use manifest::{Manifest, RegionInfo, ShardEntry, TensorInfo, VERSION};
 pub use name::{CheckpointReference, MANIFEST, SaveId};
 pub use prune_decision::{KeepReason, PruneDecision, RemovalReason, prune_decisions};

@@ -20,6 +20,15 @@ struct LocalPart {
     frozen: Vec<FrozenEntry>,
 }
 
+/// The newest local checkpoints of a machine.
+#[derive(Debug)]
+pub struct NewestLocal {
+    /// The newest complete one.
+    pub usable: Option<Manifest>,
+    /// Newer ones that are damaged, with the reason.
+    pub damaged: Vec<(SaveId, String)>,
+}
+
 impl Store {
     /// Writes one of the `draft.world_size` parts of the checkpoint that `draft` describes; `draft.frozen` are the regions
     /// that this rank has written. Returns whether the checkpoint is complete now; then all older ones are removed.
@@ -90,17 +99,22 @@ impl Store {
         Ok(true)
     }
 
-    /// The newest complete checkpoint of `job` that a generation from `not_before` on has written.
+    /// The newest complete checkpoint of `job` that a generation from `not_before` on has written, and which newer ones
+    /// are damaged, with the reason.
     ///
     /// # Errors
     /// The folder cannot be read.
-    pub fn newest_of(&self, job: JobId, not_before: Generation) -> Result<Option<Manifest>, Error> {
-        let manifests = self.list()?.into_iter().filter_map(|entry| match entry.state {
-            EntryState::Complete(manifest) => Some(*manifest),
-            _ => None,
-        });
-        let mut usable =
-            manifests.filter(|found| found.job == job && found.generation >= not_before);
-        Ok(usable.next())
+    pub fn newest_of(&self, job: JobId, not_before: Generation) -> Result<NewestLocal, Error> {
+        let mut damaged = Vec::new();
+        for entry in self.list()?.into_iter().filter(|entry| entry.id.generation >= not_before) {
+            match entry.state {
+                EntryState::Complete(manifest) if manifest.job == job => {
+                    return Ok(NewestLocal { usable: Some(*manifest), damaged });
+                }
+                EntryState::Damaged(problem) => damaged.push((entry.id, problem)),
+                _ => {}
+            }
+        }
+        Ok(NewestLocal { usable: None, damaged })
     }
 }

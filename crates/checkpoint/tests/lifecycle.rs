@@ -797,6 +797,27 @@ fn an_export_keeps_the_type_and_the_values_of_integers_whatever_the_floats_becom
 }
 
 #[test]
+fn a_tensor_without_values_is_saved_and_exported_although_its_region_has_none_either() {
+    let f = fixture();
+    let mut manifest = written(&f.store, id(1, 42), 1);
+    manifest.tensors = vec![TensorInfo {
+        name: "bounds".into(),
+        shape: vec![2, 0],
+        region: "frozen".into(),
+        offset: 0,
+        channels_last: false,
+        integers: None,
+    }];
+    f.store.commit(&manifest).unwrap();
+    let out = f.folder.path().join("model.safetensors");
+    export::safetensors_as(Float::F32, &f.store, &manifest, Weights::Raw, &out).unwrap();
+    let file = fs::read(out).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&file).unwrap();
+    let bounds = tensors.tensor("bounds").unwrap();
+    assert_eq!((bounds.shape(), bounds.data()), (&[2, 0][..], &[][..]));
+}
+
+#[test]
 fn a_value_too_large_for_half_precision_is_refused_and_reported() {
     let f = fixture();
     let manifest = written_for_export(&f, &[1], &[70_000.0]);

@@ -53,6 +53,9 @@ pub struct Restore {
     /// checkpoint at all, the job ends instead of beginning again: most likely a disk is not mounted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_saved: Option<(Generation, Step)>,
+    /// The jobs that this one continues with another recipe, in order: their local checkpoints may be used.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub continued: Vec<JobId>,
 }
 
 impl Restore {
@@ -94,7 +97,11 @@ impl Rollback {
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub enum StateSource {
     /// Nothing to resume: weights from the seed.
-    Fresh,
+    Fresh {
+        /// Local checkpoints that cannot be used, with the reason.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        skipped: Vec<String>,
+    },
     /// Ranks of the previous generation held the state in memory.
     Survivor {
         /// The rank, in the new generation's numbering, that sent its state to the others.
@@ -102,6 +109,14 @@ pub enum StateSource {
     },
     /// A committed checkpoint.
     Checkpoint(Restored),
+}
+
+impl StateSource {
+    /// Weights from the seed, with nothing skipped.
+    #[must_use]
+    pub fn fresh() -> Self {
+        Self::Fresh { skipped: Vec::new() }
+    }
 }
 
 /// A checkpoint from which training resumed.

@@ -16,7 +16,7 @@ use baton_job::{
 use baton_recipe::{JobSpec, Step, data_summary::DataSummary, progress::Progress};
 use serde::{Deserialize, Serialize};
 
-use crate::{Error, Learner, TrainingJob, local_saves::LocalSaver, restoring};
+use crate::{BuildLearner, Error, Learner, TrainingJob, local_saves::LocalSaver, restoring};
 
 /// The state to start from, and where it comes from.
 #[derive(Debug, Serialize, Deserialize)]
@@ -81,11 +81,11 @@ struct Entrant {
 }
 
 /// Agrees on where to begin. `held` is the position of the state that this rank already has. This may load a rank's
-/// share of a checkpoint into `learner`.
+/// share of a checkpoint into `learner`, or replace it by a new one.
 pub(crate) fn plan<L: Learner>(
     collective: &mut dyn Collective,
     held: Option<&RunPosition>,
-    learner: &mut L,
+    (learner, build): (&mut L, &BuildLearner<L>),
     context: RestoreContext<'_>,
 ) -> Result<RestorePlan, Error> {
     let mine = Entrant {
@@ -98,7 +98,7 @@ pub(crate) fn plan<L: Learner>(
     let holder = furthest.and_then(|_| all.iter().position(|entrant| entrant.step == furthest));
     check_inputs(&all, holder, collective.rank(), &context.job.spec)?;
     let Some(holder) = holder else {
-        return restoring::restore(collective, learner, context);
+        return restoring::restore(collective, (learner, build), context);
     };
     let holder = Rank(u32::try_from(holder).unwrap_or_default());
     let mine = held.filter(|_| collective.rank() == holder).cloned();

@@ -15,7 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use baton_checkpoint::{FrozenEntry, Manifest, SaveId, Store};
+use baton_checkpoint::{FrozenEntry, Manifest, NewestLocal, SaveId, Store};
 use baton_collectives::Collective;
 use baton_job::{
     Generation, JobId, Rank,
@@ -53,32 +53,56 @@ impl LocalFolder {
         self.path.join(encoded.collect::<String>())
     }
 
-    /// The newest checkpoint of `job` on this machine, also under another name that it had before, and its store.
-    fn newest(&self, job: JobId, not_before: Generation) -> Option<OfferedCheckpoint> {
-        let folders = fs::read_dir(&self.path).ok()?;
-        let mut newest: Option<OfferedCheckpoint> = None;
-        for folder in folders.filter_map(Result::ok) {
-            let path = folder.path();
+    /// The same folder of another job.
+    fn of_job(&self, job: JobId) -> PathBuf {
+        self.path.with_file_name(job.to_string())
+    }
+
+    /// The newest checkpoints of `job` in the folders here, first in this node's own: it may have had another name before, and
+    /// several nodes may share a disk.
+    fn find(&self, job: JobId, not_before: Generation, found: &mut FoundLocally) {
+        let Ok(folders) = fs::read_dir(self.of_job(job)) else { return };
+        let own = self.of_node();
+        let mut folders: Vec<PathBuf> =
+            folders.filter_map(Result::ok).map(|folder| folder.path()).collect();
+        folders.sort_by_key(|path| (path.file_name() != own.file_name(), path.clone()));
+        for path in folders {
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            let node = if own.ends_with(&name) { self.node.clone() } else { name };
             let opened = Store::open_existing(&path.to_string_lossy());
-            let found = opened.and_then(|store| Ok((store.newest_of(job, not_before)?, store)));
-            let (found, store) = match found {
-                Ok((Some(found), store)) => (found, store),
-                Ok((None, _)) => continue,
+            let newest = opened.and_then(|store| Ok((store.newest_of(job, not_before)?, store)));
+            match newest {
+                Ok((NewestLocal { usable, damaged }, store)) => {
+                    let damaged = damaged.into_iter();
+                    found.damaged.extend(damaged.map(|(id, problem)| (id, node.clone(), problem)));
+                    let newest = usable.map(|manifest| FoundCheckpoint { node, manifest, store });
+                    found.usable.extend(newest);
+                }
                 Err(error) => {
                     tracing::warn!("the local checkpoints in {path:?} cannot be read: {error}");
-                    continue;
                 }
-            };
-            if newest.as_ref().is_none_or(|(known, _)| known.id() < found.id()) {
-                newest = Some((found, store));
             }
         }
-        newest
     }
 }
 
-/// A local checkpoint of this machine, and its store.
-pub(crate) type OfferedCheckpoint = (Manifest, Store);
+/// The local checkpoints that a machine has.
+#[derive(Debug, Default)]
+pub(crate) struct FoundLocally {
+    /// Those that training may continue from.
+    pub(crate) usable: Vec<FoundCheckpoint>,
+    /// Those that are damaged, with their node and the reason.
+    pub(crate) damaged: Vec<(SaveId, String, String)>,
+}
+
+/// A complete local checkpoint.
+#[derive(Debug)]
+pub(crate) struct FoundCheckpoint {
+    /// The node that wrote it.
+    pub(crate) node: String,
+    pub(crate) manifest: Manifest,
+    pub(crate) store: Store,
+}
 
 /// Writes a rank's part of the local checkpoints of its machine.
 #[derive(Debug, Default)]
@@ -141,13 +165,17 @@ impl LocalSaver {
         Ok(())
     }
 
-    /// The checkpoint of this machine that training may continue from. One rank of each machine has it.
-    pub(crate) fn newest(&self, job: &TrainingJob, restore: &Restore) -> Option<OfferedCheckpoint> {
-        let local = job.local.as_ref().filter(|_| self.part == Rank(0))?;
+    /// The checkpoints of this machine that training may continue from. One rank of each machine has them.
+    pub(crate) fn find(&self, job: &TrainingJob, restore: &Restore) -> FoundLocally {
+        let mut found = FoundLocally::default();
+        let Some(local) = job.local.as_ref().filter(|_| self.part == Rank(0)) else { return found };
         // Those from before a rollback are never used, whether it has invalidated them or not.
         let rollbacks = restore.all_invalidated().map(|rollback| rollback.generation);
         let not_before = rollbacks.fold(restore.not_before, Generation::max);
-        local.newest(job.id, not_before)
+        for job in restore.continued.iter().chain([&job.id]) {
+            local.find(*job, not_before, &mut found);
+        }
+        found
     }
 
     /// Copies this rank's part of the state after `progress` and starts to write it.
@@ -243,10 +271,10 @@ impl LocalSaver {
         self.active = None;
     }
 
-    /// Removes the machine's local checkpoints: the job is complete. All ranks must call it.
+    /// Removes the machine's local checkpoints, also of the jobs that this one has continued: it is complete. All ranks must call it.
     pub(crate) fn remove(
         &mut self,
-        job: &TrainingJob,
+        (job, restore): (&TrainingJob, &Restore),
         collective: &mut dyn Collective,
         report: &mut dyn FnMut(RankReport),
     ) {
@@ -254,13 +282,18 @@ impl LocalSaver {
         // A rank that is still writing would leave a file behind.
         let all_wrote = gather(collective, &());
         if let (Ok(_), Some(local), Rank(0)) = (all_wrote, &job.local, self.part) {
-            let _ = fs::remove_dir_all(&local.path);
+            for job in restore.continued.iter().chain([&job.id]) {
+                let _ = fs::remove_dir_all(local.of_job(*job));
+            }
         }
     }
 
     /// Reports a failure, unless the save before has failed too.
     fn failed(&mut self, message: String, report: &mut dyn FnMut(RankReport)) {
         if !std::mem::replace(&mut self.has_failed, true) {
+            // What a store advises is about its own keys.
+            let message = message.replace("checkpoint.dir", "checkpoint.local_dir");
+            let message = message.replace(", or lower checkpoint.keep_last", "");
             report(RankReport::LocalSaveFailed { message });
         }
     }

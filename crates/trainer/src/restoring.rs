@@ -27,9 +27,9 @@ use baton_recipe::{
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Error, Learner, TrainingJob,
+    BuildLearner, Error, Learner, TrainingJob,
     agree::{AgreedState, RestoreContext, RestorePlan, StateProvider, gather},
-    local_saves::OfferedCheckpoint,
+    local_saves::{FoundCheckpoint, FoundLocally},
     saving::layout,
 };
 
@@ -38,17 +38,18 @@ use crate::{
 enum RestoreCommand {
     /// Read your share of this checkpoint and report the result.
     Read(Box<Manifest>),
-    /// This rank reads the local checkpoint that it has offered; report the result.
-    ReadLocal(Rank),
+    /// This rank reads the local checkpoint of this number that it has offered; report the result.
+    ReadLocal(Rank, usize),
     /// Begin training with this state.
     Begin(Box<RestorePlan>),
 }
 
-/// The newest local checkpoint of a machine that training could continue from.
+/// The local checkpoints that a machine has, each with its node: those that training could continue from, and damaged ones
+/// with the reason.
 #[derive(Debug, Serialize, Deserialize)]
 struct LocalOffer {
-    node: String,
-    id: SaveId,
+    usable: Vec<(SaveId, String)>,
+    damaged: Vec<(SaveId, String, String)>,
 }
 
 /// Result of reading a rank's share of a checkpoint.
@@ -67,20 +68,20 @@ enum ReadResult {
 /// [`Restore`]: baton_job::message::Restore
 pub(crate) fn restore<L: Learner>(
     collective: &mut dyn Collective,
-    learner: &mut L,
+    (learner, build): (&mut L, &BuildLearner<L>),
     context: RestoreContext<'_>,
 ) -> Result<RestorePlan, Error> {
-    let (mut offers, mut offered) = (Vec::new(), None);
+    let (mut offers, mut found) = (Vec::new(), FoundLocally::default());
     if context.job.spec.checkpoint.has_local() {
-        offered = context.local.newest(context.job, context.restore);
-        let node = context.job.local.as_ref().map(|local| local.node.clone()).unwrap_or_default();
-        let offer = offered.as_ref().map(|(manifest, _)| LocalOffer { node, id: manifest.id() });
+        found = context.local.find(context.job, context.restore);
+        let usable = found.usable.iter().map(|found| (found.manifest.id(), found.node.clone()));
+        let offer = LocalOffer { usable: usable.collect(), damaged: found.damaged };
         offers = gather(collective, &offer)?;
     }
-    let offered = offered.as_ref();
+    let local = LocalReader { offered: found.usable, build };
     let mut mine = match collective.rank() {
         Rank(0) => {
-            let plan = choose((offers, offered), collective, learner, context)?;
+            let plan = choose((offers, &local), collective, learner, context)?;
             Some(RestoreCommand::Begin(Box::new(plan)))
         }
         _ => None,
@@ -91,8 +92,8 @@ pub(crate) fn restore<L: Learner>(
                 // Rank 0 decides what to do about damage.
                 let _damage = read_share(&context.job.store, &manifest, collective, learner)?;
             }
-            RestoreCommand::ReadLocal(holder) => {
-                let _damage = read_local((holder, offered), collective, learner)?;
+            RestoreCommand::ReadLocal(holder, number) => {
+                let _damage = local.read((holder, number), collective, learner)?;
             }
             RestoreCommand::Begin(plan) => return Ok(*plan),
         }
@@ -108,23 +109,30 @@ fn exchange_command(
     commands.into_iter().next().flatten().ok_or(Error::Bug("rank 0 sent no restore command"))
 }
 
-/// Rank 0 chooses the checkpoint; meanwhile the other ranks follow its commands. A local checkpoint that a rank `offers` is
-/// used if it is newer than all good ones in the store; that of rank 0 is `offered`.
+/// Rank 0 chooses the checkpoint; meanwhile the other ranks follow its commands. A local checkpoint that a machine `offers`
+/// is used if it is newer than all good ones in the store.
 fn choose<L: Learner>(
-    (offers, offered): (Vec<Option<LocalOffer>>, Option<&OfferedCheckpoint>),
+    (offers, local): (Vec<LocalOffer>, &LocalReader<'_, L>),
     collective: &mut dyn Collective,
     learner: &mut L,
     context: RestoreContext<'_>,
 ) -> Result<RestorePlan, Error> {
-    let offers = (0..).map(Rank).zip(offers).filter_map(|(rank, offer)| Some((rank, offer?)));
-    let mut offers: Vec<(Rank, LocalOffer)> = offers.collect();
-    offers.sort_by_key(|(rank, offer)| (Reverse(offer.id), *rank));
-    if offers.is_empty() {
+    let (mut usable, mut damaged) = (Vec::new(), Vec::new());
+    for (rank, offer) in (0..).map(Rank).zip(offers) {
+        let checkpoints = (0..).zip(offer.usable);
+        usable.extend(checkpoints.map(|(number, (id, node))| LocalChoice {
+            holder: (rank, number),
+            node,
+            id,
+        }));
+        damaged.extend(offer.damaged);
+    }
+    if usable.is_empty() && damaged.is_empty() {
         return choose_in_store(collective, learner, context);
     }
-    let mut skipped = Vec::new();
+    usable.sort_by_key(|local| (Reverse(local.id), local.holder));
     let mut take_newer = |than: Option<SaveId>| -> Vec<_> {
-        offers.extract_if(.., |(_, offer)| Some(offer.id) > than).collect()
+        usable.extract_if(.., |local| Some(local.id) > than).collect()
     };
     // By their sizes only: who reads a newest one need not read the others.
     let in_store = match context.job.store.find(context.restore, &mut |_, _| Ok(())) {
@@ -133,19 +141,29 @@ fn choose<L: Learner>(
         Err(error) => return Err(error.into()),
     };
     let in_store = in_store.map(|found| found.manifest.id());
-    let (newer, rule) = (take_newer(in_store), (offered, in_store, &mut skipped));
+    damaged.sort();
+    damaged.dedup();
+    damaged.retain(|(id, ..)| Some(*id) > in_store);
+    let mut skipped: Vec<String> =
+        damaged.iter().map(|(id, node, problem)| describe_local(*id, node, problem)).collect();
+    let newer = take_newer(in_store);
+    let rule = (local, in_store, &mut skipped);
     if let Some(plan) = choose_local(newer, rule, collective, learner, context)? {
         return Ok(plan);
     }
     let mut stored = choose_in_store(collective, learner, context);
-    let usable = match &mut stored {
+    let best_in_store = match &mut stored {
         Ok(RestorePlan { agreed: AgreedState { source, .. }, .. }) => match source {
             StateSource::Checkpoint(restored) => {
                 skipped.append(&mut restored.skipped);
                 restored.skipped.clone_from(&skipped);
                 SaveId::parse(&restored.name)
             }
-            _ => return stored,
+            StateSource::Fresh { skipped: all } => {
+                all.clone_from(&skipped);
+                return stored;
+            }
+            StateSource::Survivor { .. } => return stored,
         },
         Err(Error::Checkpoint(checkpoint::Error::NoUsableCheckpoint {
             skipped: damaged, ..
@@ -156,8 +174,9 @@ fn choose<L: Learner>(
         Err(_) => return stored,
     };
     // Newer ones in the store were damaged.
-    if usable < in_store {
-        let (newer, rule) = (take_newer(usable), (offered, usable, &mut skipped));
+    if best_in_store < in_store {
+        let rule = (local, best_in_store, &mut skipped);
+        let newer = take_newer(best_in_store);
         if let Some(plan) = choose_local(newer, rule, collective, learner, context)? {
             return Ok(plan);
         }
@@ -165,31 +184,43 @@ fn choose<L: Learner>(
     stored
 }
 
+/// A local checkpoint: the rank that has offered it and its number there.
+struct LocalChoice {
+    holder: (Rank, usize),
+    node: String,
+    id: SaveId,
+}
+
+/// Text for a local checkpoint that cannot be used.
+fn describe_local(id: SaveId, node: &str, problem: &str) -> String {
+    format!("{} of node {node} ({problem})", id.name())
+}
+
 /// The first of these local checkpoints that can be used, if one can; the newest good one in the store is `in_store`.
 fn choose_local<L: Learner>(
-    offers: Vec<(Rank, LocalOffer)>,
-    (offered, in_store, skipped): (Option<&OfferedCheckpoint>, Option<SaveId>, &mut Vec<String>),
+    newest: Vec<LocalChoice>,
+    (local, in_store, skipped): (&LocalReader<'_, L>, Option<SaveId>, &mut Vec<String>),
     collective: &mut dyn Collective,
     learner: &mut L,
     context: RestoreContext<'_>,
 ) -> Result<Option<RestorePlan>, Error> {
-    for (holder, LocalOffer { node, id }) in offers {
-        exchange_command(collective, Some(RestoreCommand::ReadLocal(holder)))?;
-        let read = read_local((holder, offered), collective, learner)?;
+    for LocalChoice { holder, node, id } in newest {
+        exchange_command(collective, Some(RestoreCommand::ReadLocal(holder.0, holder.1)))?;
+        let (manifest, damage) = local.read(holder, collective, learner)?;
         let program = learner.program().map(str::to_owned);
+        // As with one in the store: training does not begin anew because the recipe is another one.
         let location = format!("the local checkpoints of node {node}");
-        let read = read.and_then(|manifest| {
-            let changes = changes(&manifest, context, program.as_deref(), &location);
-            changes.map(|changes| (manifest, changes)).map_err(|error| error.to_string())
-        });
-        let (manifest, changes) = match read {
-            Ok(read) => read,
-            Err(problem) => {
-                skipped.push(format!("{} of node {node} ({problem})", id.name()));
-                continue;
+        let changes = changes(&manifest, context, program.as_deref(), &location)?;
+        moves(&manifest, learner)?;
+        if let Some(problem) = damage {
+            // Nodes that share a disk offer the same ones.
+            let text = describe_local(id, &node, &problem);
+            if !skipped.contains(&text) {
+                skipped.push(text);
             }
-        };
-        let provider = StateProvider::One(holder);
+            continue;
+        }
+        let provider = StateProvider::One(holder.0);
         let mut plan = plan(&manifest, manifest.generation, changes, provider, context);
         // As if its save in the store had been lost: it is saved there first.
         let position = &mut plan.agreed.position;
@@ -253,7 +284,7 @@ fn choose_in_store<L: Learner>(
                 StateProvider::One(Rank(0))
             }
         };
-        let agreed = AgreedState { source: StateSource::Fresh, position };
+        let agreed = AgreedState { source: StateSource::fresh(), position };
         return Ok(RestorePlan { agreed, provider });
     };
     // The generations of another store are not those of this run: it has none of this run's rollbacks.
@@ -309,27 +340,44 @@ fn plan(
     RestorePlan { agreed, provider }
 }
 
-/// Reads the whole state on the rank that has `offered` it. All ranks get the same result: the manifest, or what is wrong.
-fn read_local<L: Learner>(
-    (holder, offered): (Rank, Option<&OfferedCheckpoint>),
-    collective: &mut dyn Collective,
-    learner: &mut L,
-) -> Result<Result<Manifest, String>, Error> {
-    let mine = offered.filter(|_| collective.rank() == holder);
-    let manifests: Vec<Option<Manifest>> =
-        gather(collective, &mine.map(|(manifest, _)| manifest.clone()))?;
-    let read = mine.map_or(Ok(Ok(())), |(manifest, store)| {
-        let all: Vec<_> = manifest.shards.iter().collect();
-        match read(store, manifest, &all, FROZEN_READER, jobs(1), learner) {
-            // Nothing about a local checkpoint ends a job: the store has an older one.
-            Err(error @ (Error::Checkpoint(_) | Error::Mismatch(_))) => Ok(Err(error.to_string())),
-            read => read,
+/// What a rank needs to read the local checkpoints that it has offered.
+struct LocalReader<'a, L: Learner> {
+    offered: Vec<FoundCheckpoint>,
+    build: &'a BuildLearner<L>,
+}
+
+impl<L: Learner> LocalReader<'_, L> {
+    /// Reads the whole state of a checkpoint on the rank that has offered it as this number. All ranks get the same result: the manifest, and
+    /// what is wrong, if anything: nothing is left of the state then.
+    fn read(
+        &self,
+        (holder, number): (Rank, usize),
+        collective: &mut dyn Collective,
+        learner: &mut L,
+    ) -> Result<(Manifest, Option<String>), Error> {
+        let mine = self.offered.get(number).filter(|_| collective.rank() == holder);
+        let manifests: Vec<Option<Manifest>> =
+            gather(collective, &mine.map(|mine| mine.manifest.clone()))?;
+        let read = mine.map_or(Ok(Ok(())), |FoundCheckpoint { manifest, store, .. }| {
+            let all: Vec<_> = manifest.shards.iter().collect();
+            match read(store, manifest, &all, FROZEN_READER, jobs(1), learner) {
+                // No damage of a local checkpoint ends a job: the store has an older one. `choose_local` reports a
+                // state that does not fit.
+                Err(error @ (Error::Checkpoint(_) | Error::Mismatch(_))) => {
+                    Ok(Err(error.to_string()))
+                }
+                read => read,
+            }
+        });
+        let damage = share_result(read, collective)?;
+        if damage.is_some() && mine.is_some() {
+            // The store may have no checkpoint at all, and then training begins with a learner that was never used.
+            *learner = (self.build)()?;
         }
-    });
-    let damage = share_result(read, collective)?;
-    let manifest = manifests.into_iter().nth(holder.0 as usize).flatten();
-    let manifest = manifest.ok_or(Error::Bug("the holder of a local checkpoint sent none"))?;
-    Ok(damage.map_or(Ok(manifest), Err))
+        let manifest = manifests.into_iter().nth(holder.0 as usize).flatten();
+        let manifest = manifest.ok_or(Error::Bug("the holder of a local checkpoint sent none"))?;
+        Ok((manifest, damage))
+    }
 }
 
 /// Reads this rank's share of the files. All ranks get the same result: the checkpoint's damage, if any.

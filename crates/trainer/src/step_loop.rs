@@ -350,7 +350,8 @@ impl<L: Learner> Trainer<L> {
         }
         let (job, local) = (&self.job, &self.local);
         let restore = RestoreContext { job, restore: context.restore, local };
-        let plan = agree::plan(context.collective, held.as_ref(), &mut self.learner, restore)?;
+        let learner = (&mut self.learner, &self.build);
+        let plan = agree::plan(context.collective, held.as_ref(), learner, restore)?;
         let step = plan.agreed.position.progress.step;
         let behind = held.as_ref().is_none_or(|held| held.progress.step != step);
         if behind {
@@ -482,7 +483,8 @@ impl<L: Learner> Trainer<L> {
     ) -> Result<Outcome, Error> {
         match outcome {
             Outcome::Completed if self.job.spec.checkpoint.has_local() => {
-                self.local.remove(&self.job, context.collective, context.report);
+                let whose = (&self.job, context.restore);
+                self.local.remove(whose, context.collective, context.report);
             }
             _ => self.local.collect(LOCAL_TIMEOUT, context.report),
         }

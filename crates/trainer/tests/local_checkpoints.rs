@@ -40,6 +40,8 @@ struct Job {
     id: JobId,
     /// The node of each rank.
     nodes: Vec<&'static str>,
+    /// All nodes have the same disk.
+    shares_disk: bool,
     overrides: Vec<String>,
 }
 
@@ -47,12 +49,13 @@ impl Job {
     fn new(nodes: &[&'static str]) -> Self {
         let id = JobId("00000000-0000-0000-0000-000000000001".parse().unwrap());
         let folder = tempfile::tempdir().unwrap();
-        Self { folder, id, nodes: nodes.to_vec(), overrides: Vec::new() }
+        Self { folder, id, nodes: nodes.to_vec(), shares_disk: false, overrides: Vec::new() }
     }
 
     /// The job's folder on the disk of a node.
     fn disk(&self, node: &str) -> PathBuf {
-        self.folder.path().join(format!("disk-{node}")).join(self.id.to_string())
+        let disk = if self.shares_disk { "shared" } else { node };
+        self.folder.path().join(format!("disk-{disk}")).join(self.id.to_string())
     }
 
     /// The local checkpoints of a node.
@@ -243,7 +246,7 @@ fn a_machine_finds_what_it_wrote_under_another_name() {
     job.nodes = vec!["x"];
     let ended = job.run(3, &Restore::default(), None);
     let (step, restored) = began(&ended);
-    assert_eq!((step, restored.unwrap().local_of.as_deref()), (6, Some("x")));
+    assert_eq!((step, restored.unwrap().local_of.as_deref()), (6, Some("a")));
     assert_eq!(digest(&ended), undisturbed());
     assert!(!job.disk("x").exists());
 }
@@ -268,6 +271,91 @@ fn a_damaged_local_checkpoint_is_skipped_for_that_of_another_node_and_then_for_t
     assert_eq!((step, restored.unwrap().local_of.as_deref()), (4, None));
     assert_eq!(restored.unwrap().skipped.len(), 2, "{restored:?}");
     assert_eq!(digest(&ended), undisturbed());
+}
+
+#[test]
+fn nodes_that_share_a_disk_use_the_copy_of_either() {
+    for damaged in ["a", "b"] {
+        let mut job = Job::new(&["a", "b"]);
+        job.shares_disk = true;
+        job.lose_all_ranks();
+        job.damage(damaged);
+        let ended = job.run(3, &Restore::default(), None);
+        let (step, restored) = began(&ended);
+        let other = if damaged == "a" { "b" } else { "a" };
+        assert_eq!((step, restored.unwrap().local_of.as_deref()), (6, Some(other)));
+        assert_eq!(digest(&ended), undisturbed());
+    }
+}
+
+/// A job whose store is empty until its end: all ranks are lost with local checkpoints after step 6.
+fn lost_before_the_first_save(nodes: &[&'static str]) -> (Job, String) {
+    let mut job = Job::new(nodes);
+    job.overrides.push("checkpoint.every_steps=0".to_owned());
+    let undisturbed = digest(&job.run(1, &Restore::default(), None)).to_owned();
+    fs::remove_dir_all(job.store()).unwrap();
+    let files: Vec<_> = nodes
+        .iter()
+        .map(|node| job.of_node(node).join("step-0000000006-gen-000001/manifest.json"))
+        .collect();
+    let ended = job.run(1, &Restore::default(), Some((7, &files)));
+    assert!(ended.iter().all(|(ended, _)| ended.as_ref().is_err_and(Error::is_peer_loss)));
+    (job, undisturbed)
+}
+
+#[test]
+fn training_begins_anew_without_a_trace_of_damaged_local_checkpoints_and_says_so() {
+    let flip = |folder: &Path| damage(folder);
+    let cut = |folder: &Path| {
+        let shard = fs::read_dir(folder).unwrap().map(|file| file.unwrap().path());
+        let shard = shard.filter(|file| file.extension().unwrap() == "safetensors").min().unwrap();
+        fs::File::options().write(true).open(shard).unwrap().set_len(100).unwrap();
+    };
+    for (nodes, harm) in [
+        (&["a"][..], &flip as &dyn Fn(&Path)),
+        (&["a", "b"], &flip),
+        (&["a", "a"], &flip),
+        (&["a", "b"], &cut),
+    ] {
+        let (job, undisturbed) = lost_before_the_first_save(nodes);
+        let mut disks = nodes.to_vec();
+        disks.dedup();
+        for node in &disks {
+            harm(&job.of_node(node).join("step-0000000006-gen-000001"));
+        }
+        let ended = job.run(2, &Restore::default(), None);
+        let fresh = ended[0].1.iter().find_map(|report| match report {
+            RankReport::Started { source: StateSource::Fresh { skipped }, .. } => Some(skipped),
+            _ => None,
+        });
+        let skipped = fresh.unwrap_or_else(|| panic!("{ended:?}"));
+        assert_eq!(skipped.len(), disks.len(), "{skipped:?}");
+        assert!(skipped[0].starts_with("step-0000000006-gen-000001 of node a ("), "{skipped:?}");
+        assert_eq!(digest(&ended), undisturbed, "{nodes:?}");
+    }
+}
+
+#[test]
+fn a_local_checkpoint_of_another_recipe_is_refused_or_used_if_the_user_allows_it() {
+    let (mut job, _) = lost_before_the_first_save(&["a", "b"]);
+    job.overrides.push("schedule.lr=0.01".to_owned());
+    let ended = job.run(2, &Restore::default(), None);
+    let Err(error) = &ended[0].0 else { panic!("{ended:?}") };
+    let text = error.to_string();
+    assert!(text.contains("of node a was written by another recipe (schedule"), "{text}");
+
+    let before = job.id;
+    let disks = ["a", "b"].map(|node| job.disk(node));
+    job.id = JobId("00000000-0000-0000-0000-000000000002".parse().unwrap());
+    let restore =
+        Restore { allow_recipe_change: true, continued: vec![before], ..Restore::default() };
+    let ended = job.run(3, &restore, None);
+    let (step, restored) = began(&ended);
+    let restored = restored.unwrap();
+    assert_eq!((step, restored.local_of.as_deref()), (6, Some("a")));
+    assert!(restored.changes[0].starts_with("schedule"), "{restored:?}");
+    assert!(matches!(ended[0].0, Ok(Outcome::Completed)));
+    assert!(disks.iter().all(|disk| !disk.exists()), "of a job that was continued");
 }
 
 #[test]
@@ -363,4 +451,9 @@ fn a_folder_that_cannot_be_written_is_reported_once_and_training_goes_on() {
         reports.iter().filter(|report| matches!(report, RankReport::LocalSaveFailed { .. })).count()
     };
     assert_eq!((failures(&ended[0].1), failures(&ended[1].1)), (1, 0), "{:?}", ended[0].1);
+    let message = ended[0].1.iter().find_map(|report| match report {
+        RankReport::LocalSaveFailed { message } => Some(message),
+        _ => None,
+    });
+    assert!(message.unwrap().ends_with("set checkpoint.local_dir to a folder"), "{message:?}");
 }

@@ -123,7 +123,12 @@ pub(super) fn describe_save_wait(step: Step, behind: Step, seconds: f64) -> Stri
 pub(super) fn describe_start(source: &StateSource, progress: &Progress) -> String {
     let position = format!("epoch {}, step {}", progress.epoch, progress.step);
     match source {
-        StateSource::Fresh => "training from fresh weights".to_owned(),
+        StateSource::Fresh { skipped } if skipped.is_empty() => {
+            "training from fresh weights".to_owned()
+        }
+        StateSource::Fresh { skipped } => {
+            format!("training from fresh weights; SKIPPED: {}", skipped.join("; "))
+        }
         StateSource::Survivor { rank } => {
             format!("training continues at {position} with the state of rank {rank}")
         }

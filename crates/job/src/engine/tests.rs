@@ -231,7 +231,7 @@ fn address(rank: u32) -> String {
 }
 
 fn started() -> RankReport {
-    RankReport::Started { source: StateSource::Fresh, progress: Progress::default() }
+    RankReport::Started { source: StateSource::fresh(), progress: Progress::default() }
 }
 
 fn stepped(step: u64) -> RankReport {

@@ -131,7 +131,7 @@ fn ready(local: u32, step: Option<u64>) -> RankReport {
 }
 
 fn started() -> RankReport {
-    RankReport::Started { source: StateSource::Fresh, progress: Progress::default() }
+    RankReport::Started { source: StateSource::fresh(), progress: Progress::default() }
 }
 
 fn lost() -> RankReport {

@@ -71,7 +71,7 @@ impl Fleet {
             begun: 0,
             phase: GroupPhase::Gathering,
             step: 0,
-            source: StateSource::Fresh,
+            source: StateSource::fresh(),
             stop: None,
             reported_at: Time(0),
             is_saving: false,
@@ -129,7 +129,7 @@ impl Fleet {
                     let restored = Restored { name: commit.name, ..Restored::default() };
                     (commit.step.0, StateSource::Checkpoint(restored))
                 }
-                None => (0, StateSource::Fresh),
+                None => (0, StateSource::fresh()),
             },
         };
         let all_have_it = states.iter().all(|one| *one == Some(step));

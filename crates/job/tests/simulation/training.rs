@@ -148,7 +148,7 @@ impl Cluster {
                 let state = StartState { step: commit.step.0, of, corrupted: *corrupted };
                 (StateSource::Checkpoint(restored), state)
             }
-            None => (StateSource::Fresh, StartState { step: 0, of: None, corrupted: false }),
+            None => (StateSource::fresh(), StartState { step: 0, of: None, corrupted: false }),
         }
     }
 

@@ -465,7 +465,12 @@ fn interruptions_cost_the_metered_time_until_the_first_step_and_the_steps_made_a
     assert_eq!(interrupted(&engine, at(113.0)), 3.0, "the recovery is in progress");
     all_ready(&mut engine, at(114.0), None);
     let progress = Progress { step: Step(45), ..Progress::default() };
-    report(&mut engine, at(115.0), 0, RankReport::Started { source: StateSource::Fresh, progress });
+    report(
+        &mut engine,
+        at(115.0),
+        0,
+        RankReport::Started { source: StateSource::fresh(), progress },
+    );
     report(&mut engine, at(116.0), 0, pace(46));
     assert_eq!(interrupted(&engine, at(900.0)), 6.0 + 5.0 * 2.0, "five steps of two seconds");
 

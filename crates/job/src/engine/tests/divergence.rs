@@ -23,7 +23,7 @@ fn train(engine: &mut Engine, now: Time, step: u64) {
     all_ready(engine, now, None);
     let progress = Progress { step: Step(step), ..Progress::default() };
     for rank in 0..engine.status().ranks.len() as u32 {
-        let source = StateSource::Fresh;
+        let source = StateSource::fresh();
         report(engine, now, rank, RankReport::Started { source, progress: progress.clone() });
     }
     assert_eq!(engine.status().phase, PhaseName::Training);

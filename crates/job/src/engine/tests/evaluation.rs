@@ -201,7 +201,7 @@ fn past_evaluations_that_no_rank_has_are_refused() {
         ema: None,
     };
     let started = |newest_evaluations| RankReport::Started {
-        source: StateSource::Fresh,
+        source: StateSource::fresh(),
         progress: Progress { step: Step(5), newest_evaluations, ..Progress::default() },
     };
     let stale = |newest_evaluations| {
@@ -224,7 +224,7 @@ fn an_evaluation_after_a_restart_from_an_earlier_step_replaces_a_later_one_and_i
     tick(&mut engine, at(30.0));
     all_ready(&mut engine, at(31.0), None);
     let progress = Progress { step: Step(50), ..Progress::default() };
-    let source = StateSource::Fresh;
+    let source = StateSource::fresh();
     report(&mut engine, at(32.0), 0, RankReport::Started { source, progress });
 
     let result = || evaluated(60, top1(0.3), None, Extent::Full);

@@ -63,7 +63,7 @@ fn metric_points_are_added_once_from_the_reports_of_rank_0() {
         actions.into_iter().filter_map(point).collect::<Vec<_>>()
     };
     let progress = Progress { step: Step(7), ..Progress::default() };
-    let started = RankReport::Started { source: StateSource::Fresh, progress };
+    let started = RankReport::Started { source: StateSource::fresh(), progress };
     let mut points_of = |rank, rank_report: RankReport| {
         let event = rank_event(&engine, Generation(1), rank, rank_report);
         points(engine.drive(at(5.0), event))

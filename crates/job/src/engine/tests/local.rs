@@ -32,7 +32,7 @@ fn the_newest_local_checkpoint_and_its_nodes_are_in_the_status_until_it_is_of_no
 
     let begins_at = |step| {
         let progress = Progress { step: Step(step), ..Progress::default() };
-        RankReport::Started { source: StateSource::Fresh, progress }
+        RankReport::Started { source: StateSource::fresh(), progress }
     };
     report(&mut engine, at(3.0), 0, begins_at(20));
     assert_eq!(newest(&engine), Some((20, "node1".to_owned(), 0.1)));

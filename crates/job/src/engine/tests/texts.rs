@@ -74,7 +74,11 @@ fn the_start_of_training_names_the_source_of_the_state() {
     };
     let from = |restored: &Restored| started(StateSource::Checkpoint(restored.clone()));
 
-    assert_eq!(started(StateSource::Fresh), "training from fresh weights");
+    assert_eq!(started(StateSource::fresh()), "training from fresh weights");
+    assert_eq!(
+        started(StateSource::Fresh { skipped: vec!["step-60 of node a (damaged)".to_owned()] }),
+        "training from fresh weights; SKIPPED: step-60 of node a (damaged)"
+    );
     assert_eq!(
         started(StateSource::Survivor { rank: Rank(2) }),
         "training continues at epoch 3, step 70 with the state of rank 2"

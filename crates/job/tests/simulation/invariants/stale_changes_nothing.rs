@@ -59,7 +59,7 @@ impl Invariant for StaleChangesNothing {
 fn report() -> Vec<RankReport> {
     vec![
         RankReport::Ready { address: "0/0".to_owned(), step: None },
-        RankReport::Started { source: StateSource::Fresh, progress: Progress::default() },
+        RankReport::Started { source: StateSource::fresh(), progress: Progress::default() },
         RankReport::Loader(LoaderReport { skipped: 1, ..LoaderReport::default() }),
         RankReport::Lost { detail: "stale".to_owned() },
         RankReport::Diverged(diagnosis()),
