@@ -4,7 +4,8 @@
 #   scripts/bench-step/run.sh [--rounds N]     N runs of each side, alternating (default: 5)
 #       --baton PROGRAM     another build, with its worker in the same folder
 #
-# ResNet-50, two ranks with one thread each, batch 16 per rank, synthetic images, gradients summed; then on one rank, in
+# ResNet-50, two ranks with one thread each, batch 16 per rank, synthetic images, gradients summed; the same with and without
+# cluster.overlap over a line so slow that the all-reduce takes a third of a step; then on one rank, in
 # NCHW order, the native network, the same network as a program of torch.export, and eager PyTorch. Each run
 # starts new processes. The output of each run is in target/bench-step/results/. The last line of output is
 # "RESULT {...}". Requires built programs, which `make bench-step` builds.
@@ -26,7 +27,7 @@ main() {
 
     scripts/parity/setup.sh
     begin_results
-    local round side
+    local round side overlap rate=
     readonly PROGRAM=$results/resnet50.pt2
     "$PYTHON" scripts/bench-step/export_program.py "$PROGRAM"
     for ((round = 1; round <= rounds; round++)); do
@@ -41,6 +42,16 @@ main() {
         for kind in foreach fused loop; do
             torch "64-full-torch_$kind-$round" --ranks 2 --resolution 64 --recipe full --optimizer "$kind"
         done
+        # Two ranks send 2 x 102.4 MB of gradients in a step: in half the time of the rest.
+        if [ -z "$rate" ]; then
+            rate=$("$PYTHON" -c 'import json, sys
+step = json.load(open(sys.argv[1]))["step_seconds"]
+print(f"{2 * 102.4 * 8 / (step / 2):.0f}mbit")' "$results/64-plain-baton-1.json")
+        fi
+        say "round $round of $rounds, a line of $rate"
+        for overlap in true false; do
+            slow "$rate" "64-slow-$overlap-$round" --ranks 2 --resolution 64 --set "cluster.overlap=$overlap"
+        done
         say "round $round of $rounds, a program on one rank"
         baton "64-alone-native-$round" --ranks 1 --resolution 64 --channels-first
         baton "64-alone-program-$round" --ranks 1 --resolution 64 --channels-first --arch program \
@@ -49,6 +60,12 @@ main() {
     done
     note_load after
     "$PYTHON" scripts/bench-step/summary.py "$results" --rounds "$rounds"
+}
+
+# slow RATE RESULT_NAME OPTION...
+slow() {
+    measure "$2" scripts/bench-step/slow_line.sh "$1" "$worker" bench --device cpu --batch 16 --steps "$STEPS" --json \
+        "${@:3}"
 }
 
 # baton|torch RESULT_NAME OPTION...

@@ -29,7 +29,7 @@ use baton_recipe::{
 };
 use baton_trainer::{
     Leaf, Learner, StateCopy, Update,
-    learner::{DeferredScalar, Region},
+    learner::{DeferredScalar, Region, Summand},
     torch::{self, BatchNormMode, Device, TorchLeaf, TorchLearner},
 };
 use serde::Serialize;

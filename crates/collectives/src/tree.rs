@@ -77,6 +77,12 @@ impl<T> Fold<T> {
         self.push_node(node, leaf, add)
     }
 
+    /// The sums so far, as [`finish`](Self::finish) would return them.
+    #[must_use]
+    pub fn sums(&self) -> &[(TreeNode, T)] {
+        &self.sums
+    }
+
     /// The sums so far: exactly the maximal subtrees of what was pushed, ascending. Afterwards the fold can be used
     /// again from its first virtual rank, with its free buffers.
     pub fn finish(&mut self) -> Vec<(TreeNode, T)> {

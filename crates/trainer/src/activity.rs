@@ -129,7 +129,7 @@ impl SharedActivity {
     }
 
     /// Runs `operation` as [`Activity::Exchanging`], then restores the previous activity.
-    fn exchange<T>(&self, operation: impl FnOnce() -> T) -> T {
+    pub(crate) fn exchange<T>(&self, operation: impl FnOnce() -> T) -> T {
         let began = Instant::now();
         let (before, since) = {
             let mut state = self.lock();
@@ -154,7 +154,7 @@ impl SharedActivity {
     }
 }
 
-/// A collective that marks the time inside its operations as [`Activity::Exchanging`].
+/// A collective that marks the time inside its operations, except all-reduces, as [`Activity::Exchanging`].
 pub(crate) struct MonitoredCollective<'a> {
     pub(crate) inner: &'a mut dyn Collective,
     pub(crate) activity: &'a SharedActivity,
@@ -170,7 +170,8 @@ impl Collective for MonitoredCollective<'_> {
     }
 
     fn all_reduce(&mut self, virtual_ranks: u32, parts: &mut [Part<'_>]) -> Result<(), Error> {
-        self.activity.exchange(|| self.inner.all_reduce(virtual_ranks, parts))
+        // It runs beside the computation: `GradientExchange` knows when a rank only waits for it.
+        self.inner.all_reduce(virtual_ranks, parts)
     }
 
     fn broadcast(&mut self, root: Rank, buffer: BufferMut<'_>) -> Result<(), Error> {

@@ -3,6 +3,8 @@
 //! Two implementations: `torch` (described networks) and `linear` (plain Rust, for tests of everything around
 //! training that take milliseconds).
 
+use std::ops::Range;
+
 use baton_checkpoint::Float;
 use baton_collectives::BufferMut;
 use baton_data::Batch;
@@ -23,16 +25,39 @@ use crate::bits;
 pub const TAIL: usize = baton_job::plan::GRADIENT_TAIL_LEN as usize;
 
 /// Slots of the tail that hold the votes.
-pub const VOTE: std::ops::Range<usize> = 3..7;
+pub const VOTE: Range<usize> = 3..7;
 
-/// Contribution of one virtual rank to an update: gradient, batch statistics and the step loop's tail, as one
-/// contiguous array of f32.
-pub trait Leaf: Sized {
+/// A contiguous array of f32 that is added up over all virtual ranks.
+pub trait Summand: Sized + Send {
     /// `self += other`, element by element.
     ///
     /// # Errors
     /// The device failed.
     fn add(&mut self, other: &Self) -> Result<(), Error>;
+
+    /// The values, for the collective.
+    fn buffer(&mut self) -> BufferMut<'_>;
+}
+
+/// Contribution of one virtual rank to an update: gradient, batch statistics and the step loop's tail.
+pub trait Leaf: Summand {
+    /// Some of the values, which another thread may add up while the others are still computed.
+    type LeafSpan: Summand;
+
+    /// Number of values, with the tail.
+    fn value_count(&self) -> usize;
+
+    /// The values of `range`. Until they are [put back](Self::put_back), no other code may use these values of the leaf.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn span(&self, range: Range<usize>) -> Result<Self::LeafSpan, Error>;
+
+    /// Overwrites the values from `start` on with those of `span`.
+    ///
+    /// # Errors
+    /// The device failed.
+    fn put_back(&mut self, start: usize, span: Self::LeafSpan) -> Result<(), Error>;
 
     /// Writes the votes, and zeros into the slots after them.
     ///
@@ -55,9 +80,16 @@ pub trait Leaf: Sized {
     /// # Errors
     /// The device failed.
     fn tail(&mut self) -> Result<[f32; TAIL], Error>;
+}
 
-    /// The whole leaf with its tail, for the collective.
-    fn buffer(&mut self) -> BufferMut<'_>;
+/// The ranges of a leaf of `len` values that are in none of `spans`, ascending.
+pub(crate) fn rest(spans: &[Range<usize>], len: usize) -> Vec<Range<usize>> {
+    let mut spans: Vec<&Range<usize>> = spans.iter().collect();
+    spans.sort_by_key(|span| span.start);
+    let starts = spans.iter().map(|span| span.end);
+    let ends = spans.iter().map(|span| span.start).chain([len]);
+    let gaps = [0].into_iter().chain(starts).zip(ends).map(|(start, end)| start..end);
+    gaps.filter(|gap| !gap.is_empty()).collect()
 }
 
 /// A number that the device may still be computing.
@@ -160,13 +192,16 @@ pub struct TensorLocation {
     pub integers: Option<baton_model::Integers>,
 }
 
+/// Gets a leaf whenever the next of its spans is complete.
+pub type SpanCompleted<'a, F> = dyn FnMut(&F) -> Result<(), Error> + 'a;
+
 /// A model with its optimizer: computes gradients, applies updates, gives access to its whole state.
 ///
 /// All ranks build it from the same recipe and seed and therefore start with the same values; the step loop keeps all
 /// ranks equal.
 pub trait Learner {
     /// Storage of one virtual rank's contribution.
-    type Leaf: Leaf + Send;
+    type Leaf: Leaf;
     /// Sum of losses of one batch.
     type Loss: DeferredScalar + Send;
 
@@ -225,6 +260,27 @@ pub trait Learner {
         scale: f32,
         leaf: &mut Self::Leaf,
     ) -> Result<Self::Loss, Error>;
+
+    /// Ranges of a leaf that [`gradient_in_spans`](Self::gradient_in_spans) completes before its end, in this order; the
+    /// same on all ranks. They do not overlap.
+    fn spans(&self) -> &[Range<usize>] {
+        &[]
+    }
+
+    /// [`gradient`](Self::gradient), which calls `completed` after each of the [`spans`](Self::spans), and after those
+    /// only that it completes before its end. The values are those of `gradient`, bit by bit.
+    ///
+    /// # Errors
+    /// As `gradient`, and those of `completed`.
+    fn gradient_in_spans(
+        &mut self,
+        batch: &Batch,
+        scale: f32,
+        leaf: &mut Self::Leaf,
+        _completed: &mut SpanCompleted<'_, Self::Leaf>,
+    ) -> Result<Self::Loss, Error> {
+        self.gradient(batch, scale, leaf)
+    }
 
     /// Writes the L2 norm of the summed gradient, with the loss scale divided out, and the loss scale into the tail.
     ///
@@ -338,5 +394,19 @@ impl Error {
             Self::Gpu(error) => error.is_out_of_memory().then_some(MemoryKind::Gpu),
             _ => None,
         }
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::single_range_in_vec_init, reason = "lists of ranges")]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rest_of_a_leaf_is_what_no_span_has() {
+        assert_eq!(rest(&[], 9), [0..9]);
+        assert_eq!(rest(&[5..7, 2..5], 9), [0..2, 7..9]);
+        assert_eq!(rest(&[0..2, 4..9], 9), [2..4]);
+        assert!(rest(&[0..4, 4..9], 9).is_empty());
     }
 }

@@ -27,6 +27,7 @@ mod controls;
 mod digest;
 mod error;
 mod evaluation;
+mod exchange;
 mod inputs;
 #[cfg(test)]
 #[path = "../../recipe/tests/kit/mod.rs"]

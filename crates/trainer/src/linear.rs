@@ -6,6 +6,8 @@
 //! Runs of earlier versions in `tests/compat` must end with the same bits: neither the names and sizes of regions and
 //! tensors nor the order of any sum may change.
 
+use std::ops::Range;
+
 use baton_checkpoint::ALIGNMENT;
 use baton_collectives::BufferMut;
 use baton_data::{Batch, InputType, Inputs};
@@ -14,7 +16,8 @@ use baton_recipe::{JobSpec, spec::OptimizerSpec};
 use crate::{
     Leaf, Learner, Sums,
     learner::{
-        BatchEvaluation, Error, EvaluatedWeights, Region, TAIL, TensorLocation, Update, VOTE,
+        BatchEvaluation, Error, EvaluatedWeights, Region, SpanCompleted, Summand, TAIL,
+        TensorLocation, Update, VOTE,
     },
 };
 
@@ -31,6 +34,8 @@ pub struct LinearLearner {
     weight_decay: f32,
     weights: Vec<f32>,
     velocity: Vec<f32>,
+    /// The first half of the classes, so that tests of everything else have a span.
+    span: Range<usize>,
 }
 
 impl LinearLearner {
@@ -63,6 +68,7 @@ impl LinearLearner {
             weight_decay: weight_decay as f32,
             weights: vec![0.0; len],
             velocity: vec![0.0; len],
+            span: 0..classes / 2 * features,
         })
     }
 
@@ -136,27 +142,51 @@ impl Learner for LinearLearner {
     }
 
     fn gradient(&mut self, batch: &Batch, scale: f32, leaf: &mut HostLeaf) -> Result<f64, Error> {
+        self.gradient_in_spans(batch, scale, leaf, &mut |_| Ok(()))
+    }
+
+    fn spans(&self) -> &[Range<usize>] {
+        std::slice::from_ref(&self.span)
+    }
+
+    fn gradient_in_spans(
+        &mut self,
+        batch: &Batch,
+        scale: f32,
+        leaf: &mut HostLeaf,
+        completed: &mut SpanCompleted<'_, HostLeaf>,
+    ) -> Result<f64, Error> {
         let mut sums = Sums::default();
         let (biases, classes) = (self.biases(), self.classes);
-        let (gradient, tail) = leaf.0.split_at_mut(biases + classes);
-        gradient.fill(0.0);
+        let mut samples = Vec::new();
         for index in 0..batch.len() {
             let label = self.label(batch, index)?;
             let values = self.values(batch, index);
             let probabilities = self.probabilities(&values);
             self.add_sample(&probabilities, label, &mut sums);
-            for (class, probability) in probabilities.iter().enumerate() {
-                let hit = if class == label { 1.0 - self.smoothing } else { 0.0 };
-                let error = scale * (probability - hit - self.smoothing / classes as f32);
-                let row = &mut gradient[class * self.features..(class + 1) * self.features];
-                let per_feature = error * self.scale();
-                row.iter_mut().zip(&values).for_each(|(g, x)| *g += per_feature * x);
-                gradient[biases + class] += error;
+            samples.push((label, values, probabilities));
+        }
+        leaf.0[..biases + classes].fill(0.0);
+        for half in [0..classes / 2, classes / 2..classes] {
+            if half.start > 0 {
+                completed(leaf)?;
+            }
+            for (label, values, probabilities) in &samples {
+                for class in half.clone() {
+                    let hit = if class == *label { 1.0 - self.smoothing } else { 0.0 };
+                    let smooth = self.smoothing / classes as f32;
+                    let error = scale * (probabilities[class] - hit - smooth);
+                    let row = &mut leaf.0[class * self.features..(class + 1) * self.features];
+                    let per_feature = error * self.scale();
+                    row.iter_mut().zip(values).for_each(|(g, x)| *g += per_feature * x);
+                    leaf.0[biases + class] += error;
+                }
             }
         }
         let top1 = sums.others.first().copied().unwrap_or_default();
         let written = [sums.loss as f32, top1 as f32, sums.count as f32];
-        tail[..VOTE.start].copy_from_slice(&written);
+        let tail = leaf.tail_start();
+        leaf.0[tail..tail + VOTE.start].copy_from_slice(&written);
         Ok(sums.loss)
     }
 
@@ -217,7 +247,7 @@ impl Learner for LinearLearner {
     }
 }
 
-/// A leaf in host memory.
+/// A leaf in host memory, or some of its values.
 #[derive(Clone, Debug, PartialEq)]
 pub struct HostLeaf(pub Vec<f32>);
 
@@ -227,9 +257,30 @@ impl HostLeaf {
     }
 }
 
-impl Leaf for HostLeaf {
+impl Summand for HostLeaf {
     fn add(&mut self, other: &Self) -> Result<(), Error> {
         self.0.iter_mut().zip(&other.0).for_each(|(a, b)| *a += b);
+        Ok(())
+    }
+
+    fn buffer(&mut self) -> BufferMut<'_> {
+        BufferMut::Host(&mut self.0)
+    }
+}
+
+impl Leaf for HostLeaf {
+    type LeafSpan = Self;
+
+    fn value_count(&self) -> usize {
+        self.0.len()
+    }
+
+    fn span(&self, range: Range<usize>) -> Result<Self, Error> {
+        Ok(Self(self.0[range].to_vec()))
+    }
+
+    fn put_back(&mut self, start: usize, span: Self) -> Result<(), Error> {
+        self.0[start..start + span.0.len()].copy_from_slice(&span.0);
         Ok(())
     }
 
@@ -245,9 +296,5 @@ impl Leaf for HostLeaf {
         let mut tail = [0.0; TAIL];
         tail.copy_from_slice(&self.0[self.tail_start()..]);
         Ok(tail)
-    }
-
-    fn buffer(&mut self) -> BufferMut<'_> {
-        BufferMut::Host(&mut self.0)
     }
 }

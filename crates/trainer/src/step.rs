@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use baton_collectives::{Collective, Part, TreeNode, tree::Fold};
+use baton_collectives::{Collective, tree::Fold};
 use baton_job::{
     exit::Class,
     message::{Activity, StepReport},
@@ -16,7 +16,11 @@ use baton_recipe::{JobSpec, guard::BatchMark, spec::Determinism};
 use tracing::trace;
 
 use crate::{
-    Controls, Error, Leaf, Learner, Update, controls::Votes, inputs::BatchFeed, learner::VOTE,
+    Controls, Error, Leaf, Learner, Update,
+    controls::Votes,
+    exchange::{GradientExchange, PartialSums},
+    inputs::BatchFeed,
+    learner::{self, Summand, VOTE},
     suspects::Suspects,
 };
 
@@ -39,8 +43,6 @@ pub struct StepContext<'a, L: Learner> {
     pub learner: &'a mut L,
     /// [`StateValidity::Partial`] from the beginning of an update to its end.
     pub validity: &'a mut StateValidity,
-    /// Connection to the other ranks.
-    pub collective: &'a mut dyn Collective,
     /// The micro-batches.
     pub feed: &'a mut BatchFeed,
     /// Requests to vote on, and the activity to show.
@@ -49,6 +51,8 @@ pub struct StepContext<'a, L: Learner> {
     pub is_writing: &'a mut dyn FnMut() -> bool,
     /// Whether the host queues work ahead of the device: [`Learner::runs_ahead`] is true on all ranks.
     pub ahead: bool,
+    /// Whether gradients are added up beside the backward pass; the same on all ranks, and not with `ahead`.
+    pub overlap: bool,
 }
 
 /// Description of a step before it is made.
@@ -145,62 +149,60 @@ impl<L: Learner> Stepper<L> {
     pub fn step(
         &mut self,
         context: &mut StepContext<'_, L>,
+        collective: &mut dyn Collective,
         next: NextStep,
         read: &mut ReadSums<'_, L>,
     ) -> Result<StepEnd, Error> {
-        let mut suspects = Suspects::none();
-        let mut abandon = false;
-        for virtual_rank in self.block.clone() {
-            let leaf = match abandon {
-                true => None,
-                false => match self.leaf(context, (&next, virtual_rank), &mut suspects) {
-                    // A learner that runs ahead cannot abandon a step.
-                    Err(error) if !context.ahead && error.failure().class == Class::BadInput => {
-                        self.failure = Some(error);
-                        None
-                    }
-                    leaf => leaf?,
-                },
-            };
-            abandon = leaf.is_none();
-            let mut leaf = match leaf {
-                Some(leaf) => leaf,
-                // All ranks must add the same number of leaves; the values of this one are never used.
-                None => self.take_leaf(context.learner)?,
-            };
-            // One vote per rank is enough; a late vote includes the most recent requests.
-            let vote = match virtual_rank + 1 == self.block.end {
-                true => {
-                    let votes = context.controls.vote((context.is_writing)());
-                    Votes { abandon, stop: votes.stop || self.failure.is_some(), ..votes }
-                }
-                false => Votes::default(),
-            };
-            leaf.set_vote(vote.to_tail())?;
+        let mut attempt = Attempt { suspects: Suspects::none(), abandon: false };
+        let last =
+            self.block.end.checked_sub(1).ok_or(Error::Bug("a rank without virtual ranks"))?;
+        for virtual_rank in self.block.start..last {
+            let mut leaf = self.leaf(context, (&next, virtual_rank), &mut attempt, None)?;
+            leaf.set_vote(Votes::default().to_tail())?;
             self.fold.push(leaf, |sum, leaf| sum.add(leaf))?;
         }
-        let mut sums = self.fold.finish();
-        if context.spec.precision.determinism == Determinism::Fast {
-            add_up(&mut sums, &mut self.fold)?;
-        }
-        self.finish_pending(context.validity, context.collective, read)?;
-        if context.collective.world_size() > 1
-            && let Some((_, leaf)) = sums.last_mut()
-        {
-            // Wait here, so that a device fault or delay before this point is not attributed to the other ranks.
-            leaf.tail()?;
-        }
-        let reduce_began = Instant::now();
-        let mut parts: Vec<Part<'_>> = sums
-            .iter_mut()
-            .map(|(node, leaf)| Part { node: *node, buffer: leaf.buffer() })
-            .collect();
-        context.collective.all_reduce(context.spec.train.virtual_ranks, &mut parts)?;
+        let is_one = context.spec.precision.determinism == Determinism::Fast;
+        let is_alone = collective.world_size() == 1;
+        let mut exchange = GradientExchange {
+            collective,
+            virtual_ranks: context.spec.train.virtual_ranks,
+            activity: context.controls.activity(),
+        };
+        let spans = match context.overlap && !is_alone {
+            true => context.learner.spans().to_vec(),
+            false => Vec::new(),
+        };
+        let mut reduce_began = Instant::now();
+        let (leaf, totals) = if spans.is_empty() {
+            let mut leaf = self.last_leaf(context, &next, &mut attempt, None)?;
+            self.finish_pending(context.validity, exchange.collective, read)?;
+            if !is_alone {
+                // Wait here, so that a device fault or delay before this point is not attributed to the other ranks.
+                leaf.tail()?;
+            }
+            let whole = 0..leaf.value_count();
+            let own = leaf.span(whole.clone())?;
+            let sums = PartialSums::of(&self.fold, (last, own), whole, is_one)?;
+            reduce_began = Instant::now();
+            let totals = exchange.after(vec![sums])?;
+            (leaf, totals)
+        } else {
+            exchange.beside(
+                |send| {
+                    let mut spans = Spans { ranges: &spans, sent: 0, is_one, send };
+                    self.last_leaf(context, &next, &mut attempt, Some(&mut spans))
+                },
+                || reduce_began = Instant::now(),
+            )?
+        };
         let update_began = Instant::now();
 
-        let mut sums = sums.into_iter().map(|(_, leaf)| leaf);
-        let mut total = sums.next().ok_or(Error::Bug("a rank without virtual ranks"))?;
-        sums.for_each(|leaf| self.fold.recycle(leaf));
+        let mut leaves = self.fold.finish().into_iter().map(|(_, leaf)| leaf).chain([leaf]);
+        let mut total = leaves.next().ok_or(Error::Bug("a rank without virtual ranks"))?;
+        leaves.for_each(|leaf| self.fold.recycle(leaf));
+        for (start, span) in totals {
+            total.put_back(start, span)?;
+        }
         if !context.ahead {
             let votes = Votes::from_tail(&total.tail()?[VOTE]);
             if votes.abandon {
@@ -209,13 +211,13 @@ impl<L: Learner> Stepper<L> {
             }
         }
         context.learner.measure(&mut total)?;
-        let mut pending = PendingStep::<L> { total, step: next, suspects };
+        let mut pending = PendingStep::<L> { total, step: next, suspects: attempt.suspects };
         if context.ahead {
             pending.total.start_tail_readback()?;
             update(context, &mut pending)?;
             self.pending = Some(pending);
         } else {
-            read(&mut pending, context.collective)?;
+            read(&mut pending, exchange.collective)?;
             update(context, &mut pending)?;
             self.fold.recycle(pending.total);
         }
@@ -250,20 +252,65 @@ impl<L: Learner> Stepper<L> {
         }
     }
 
-    /// Contribution of one virtual rank: the sum over its micro-batches. `None` if its data did not arrive before a
-    /// stop or a pause was requested.
+    /// Contribution of the last virtual rank, with the votes of this rank. `spans`, if any, are passed on.
+    fn last_leaf(
+        &mut self,
+        context: &mut StepContext<'_, L>,
+        next: &NextStep,
+        attempt: &mut Attempt<L::Loss>,
+        mut spans: Option<&mut Spans<'_, L>>,
+    ) -> Result<L::Leaf, Error> {
+        let last = self.block.end - 1;
+        let mut leaf = self.leaf(context, (next, last), attempt, spans.as_deref_mut())?;
+        // One vote per rank is enough; a late vote includes the most recent requests.
+        let votes = context.controls.vote((context.is_writing)());
+        let stop = votes.stop || self.failure.is_some();
+        leaf.set_vote(Votes { abandon: attempt.abandon, stop, ..votes }.to_tail())?;
+        if let Some(spans) = spans {
+            spans.send_all(&self.fold, (last, &leaf))?;
+        }
+        Ok(leaf)
+    }
+
+    /// Contribution of one virtual rank: the sum over its micro-batches. If its data does not arrive before a stop or a
+    /// pause is requested, or cannot be used, the step is abandoned: all ranks must add the same number of leaves, but the
+    /// values of this one are never used.
+    fn leaf(
+        &mut self,
+        context: &mut StepContext<'_, L>,
+        at: (&NextStep, u32),
+        attempt: &mut Attempt<L::Loss>,
+        spans: Option<&mut Spans<'_, L>>,
+    ) -> Result<L::Leaf, Error> {
+        if !attempt.abandon {
+            match self.computed_leaf(context, at, &mut attempt.suspects, spans) {
+                // A learner that runs ahead cannot abandon a step.
+                Err(error) if !context.ahead && error.failure().class == Class::BadInput => {
+                    self.failure = Some(error);
+                }
+                Err(error) => return Err(error),
+                Ok(Some(leaf)) => return Ok(leaf),
+                Ok(None) => {}
+            }
+            attempt.abandon = true;
+        }
+        self.take_leaf(context.learner)
+    }
+
+    /// Contribution of one virtual rank. `None` if its data did not arrive before a stop or a pause was requested.
     ///
     /// A learner that runs ahead makes its update before the votes are known, so it must wait for its data.
-    fn leaf(
+    fn computed_leaf(
         &mut self,
         context: &mut StepContext<'_, L>,
         (next, virtual_rank): (&NextStep, u32),
         suspects: &mut Suspects<L::Loss>,
+        mut spans: Option<&mut Spans<'_, L>>,
     ) -> Result<Option<L::Leaf>, Error> {
         let StepContext { learner, feed, controls, .. } = context;
         let activity = controls.activity();
         let mut sum: Option<L::Leaf> = None;
-        for _ in 0..context.spec.train.grad_accumulation {
+        for left in (0..context.spec.train.grad_accumulation).rev() {
             activity.set(Activity::Loading);
             while !context.ahead && !feed.wait_until_ready(DATA_POLL_INTERVAL) {
                 if controls.interrupts_waiting() {
@@ -275,7 +322,15 @@ impl<L: Learner> Stepper<L> {
             trace!(target: "baton::samples", epoch = epoch.0, cursor, virtual_rank, samples = ?batch.samples);
             activity.set(Activity::Computing);
             let mut leaf = self.take_leaf(learner)?;
-            let loss = learner.gradient(&batch, next.scale, &mut leaf)?;
+            let loss = match spans.as_deref_mut().filter(|_| left == 0) {
+                None => learner.gradient(&batch, next.scale, &mut leaf)?,
+                Some(spans) => {
+                    let (fold, sum) = (&self.fold, sum.as_ref());
+                    let completed =
+                        &mut |leaf: &L::Leaf| spans.send(fold, virtual_rank, (sum, leaf));
+                    learner.gradient_in_spans(&batch, next.scale, &mut leaf, completed)?
+                }
+            };
             suspects.note(&batch.samples, loss);
             feed.recycle(batch);
             // The copy runs while the device computes this batch.
@@ -287,13 +342,74 @@ impl<L: Learner> Stepper<L> {
             sum = Some(match sum {
                 None => leaf,
                 Some(mut whole) => {
-                    whole.add(&leaf)?;
+                    let spans = spans.as_deref().filter(|_| left == 0);
+                    let spans = spans.map_or(&[][..], |spans| spans.ranges);
+                    for range in learner::rest(spans, leaf.value_count()) {
+                        let mut span = whole.span(range.clone())?;
+                        span.add(&leaf.span(range.clone())?)?;
+                        whole.put_back(range.start, span)?;
+                    }
                     self.fold.recycle(leaf);
                     whole
                 }
             });
         }
         sum.map(Some).ok_or(Error::Bug("an update without micro-batches"))
+    }
+}
+
+/// What is known of a step while it is made.
+struct Attempt<T> {
+    suspects: Suspects<T>,
+    /// A part of this rank is missing.
+    abandon: bool,
+}
+
+/// The spans of the last leaf, each of which is passed on as soon as it is complete.
+struct Spans<'a, L: Learner> {
+    ranges: &'a [Range<usize>],
+    /// How many of them have been passed on.
+    sent: usize,
+    is_one: bool,
+    send: &'a mut dyn FnMut(PartialSums<<L::Leaf as Leaf>::LeafSpan>),
+}
+
+impl<L: Learner> Spans<'_, L> {
+    /// Passes the next one on: that of `leaf`, added to that of the sum of the micro-batches before.
+    fn send(
+        &mut self,
+        fold: &Fold<L::Leaf>,
+        virtual_rank: u32,
+        (sum, leaf): (Option<&L::Leaf>, &L::Leaf),
+    ) -> Result<(), learner::Error> {
+        let Some(range) = self.ranges.get(self.sent) else { return Ok(()) };
+        self.sent += 1;
+        let mut own = leaf.span(range.clone())?;
+        if let Some(sum) = sum {
+            let mut whole = sum.span(range.clone())?;
+            whole.add(&own)?;
+            own = whole;
+        }
+        let sums = PartialSums::of(fold, (virtual_rank, own), range.clone(), self.is_one)?;
+        (self.send)(sums);
+        Ok(())
+    }
+
+    /// Passes on what is left of a leaf that is complete.
+    fn send_all(
+        &mut self,
+        fold: &Fold<L::Leaf>,
+        (virtual_rank, leaf): (u32, &L::Leaf),
+    ) -> Result<(), learner::Error> {
+        // None has been, if this rank has abandoned the step.
+        while self.sent < self.ranges.len() {
+            self.send(fold, virtual_rank, (None, leaf))?;
+        }
+        for range in learner::rest(self.ranges, leaf.value_count()) {
+            let own = leaf.span(range.clone())?;
+            (self.send)(PartialSums::of(fold, (virtual_rank, own), range, self.is_one)?);
+        }
+        Ok(())
     }
 }
 
@@ -305,18 +421,5 @@ fn update<L: Learner>(
     *context.validity = StateValidity::Partial;
     context.learner.update(&mut pending.total, &pending.step.update)?;
     *context.validity = StateValidity::Complete;
-    Ok(())
-}
-
-/// Replaces `sums` by their total, for a collective that adds in its own order.
-fn add_up<B: Leaf>(sums: &mut Vec<(TreeNode, B)>, fold: &mut Fold<B>) -> Result<(), Error> {
-    let rest = sums.split_off(1.min(sums.len()));
-    for (node, leaf) in rest {
-        if let Some((whole, sum)) = sums.first_mut() {
-            sum.add(&leaf)?;
-            whole.leaves += node.leaves;
-        }
-        fold.recycle(leaf);
-    }
     Ok(())
 }

@@ -183,9 +183,12 @@ impl<L: Learner> Trainer<L> {
             // A save was lost with the last generation, or failed.
             self.save_when_possible(context);
         }
-        // All ranks must read the votes after the same step; otherwise they would wait for each other.
-        let ahead: Vec<bool> = agree::gather(context.collective, &self.learner.runs_ahead())?;
-        let all_run_ahead = ahead.into_iter().all(|ahead| ahead);
+        // All ranks must read the votes after the same step, and add up the same spans; otherwise they would wait for
+        // each other. A rank that was started later may have another recipe.
+        let mine = (self.learner.runs_ahead(), self.job.spec.cluster.overlap);
+        let ranks: Vec<(bool, bool)> = agree::gather(context.collective, &mine)?;
+        let all_run_ahead = ranks.iter().all(|(ahead, _)| *ahead);
+        let overlap = ranks.iter().all(|(ahead, overlap)| *overlap && !ahead);
         // The first step is read and reported at once: a user may be waiting for it.
         let mut ahead = false;
         // Vote before the first step too: ranks that join a new generation while the job is paused make no step.
@@ -231,7 +234,7 @@ impl<L: Learner> Trainer<L> {
             agreed = match self.plan().due(&self.position.progress) {
                 Due::Train => {
                     let samples = self.plan().next_batch(&self.position.progress);
-                    match self.make_step(context, stepper, feed, ahead)? {
+                    match self.make_step(context, stepper, feed, (ahead, overlap))? {
                         StepResult::Made(metrics) => {
                             ahead = all_run_ahead;
                             let stats = feed.stats();
@@ -381,7 +384,7 @@ impl<L: Learner> Trainer<L> {
         context: &mut GenerationContext<'_>,
         stepper: &mut Stepper<L>,
         feed: &mut BatchFeed,
-        ahead: bool,
+        (ahead, overlap): (bool, bool),
     ) -> Result<StepResult, Error> {
         let next = step_metrics::before(&self.job, &self.position.progress);
         let Self { job, learner, position, validity, saver, .. } = self;
@@ -392,12 +395,13 @@ impl<L: Learner> Trainer<L> {
                 spec: &job.spec,
                 learner,
                 validity,
-                collective: &mut *context.collective,
                 feed,
                 controls: context.controls,
                 is_writing: &mut || saver.is_busy(),
                 ahead,
+                overlap,
             },
+            &mut *context.collective,
             next,
             &mut |pending, collective| {
                 let read = step_metrics::read(pending, collective, &mut progress.watch, &job.spec);

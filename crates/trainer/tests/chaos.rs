@@ -43,7 +43,7 @@ use baton_recipe::{JobSpec, Step, progress::Accuracy};
 use baton_trainer::{
     BatchEvaluation, Controls, Error, EvaluatedWeights, GenerationContext, JobInputs, Learner,
     Trainer, TrainingJob, Update,
-    learner::{self, Region, TensorLocation},
+    learner::{self, Region, SpanCompleted, TensorLocation},
     linear::LinearLearner,
     torch::{Device, TorchLearner},
 };
@@ -113,6 +113,14 @@ struct RecordingLearner<L> {
     ahead: bool,
 }
 
+impl<L> RecordingLearner<L> {
+    fn record(&self, batch: &Batch) {
+        self.watch.moment();
+        let mut record = self.watch.record.lock().unwrap();
+        record.samples.entry(self.step.load(SeqCst)).or_default().extend(&batch.samples);
+    }
+}
+
 impl<L: Learner> Learner for RecordingLearner<L> {
     type Leaf = L::Leaf;
     type Loss = L::Loss;
@@ -140,11 +148,29 @@ impl<L: Learner> Learner for RecordingLearner<L> {
         scale: f32,
         leaf: &mut L::Leaf,
     ) -> Result<L::Loss, learner::Error> {
-        self.watch.moment();
-        let mut record = self.watch.record.lock().unwrap();
-        record.samples.entry(self.step.load(SeqCst)).or_default().extend(&batch.samples);
-        drop(record);
+        self.record(batch);
         self.inner.gradient(batch, scale, leaf)
+    }
+
+    fn spans(&self) -> &[Range<usize>] {
+        self.inner.spans()
+    }
+
+    fn gradient_in_spans(
+        &mut self,
+        batch: &Batch,
+        scale: f32,
+        leaf: &mut L::Leaf,
+        completed: &mut SpanCompleted<'_, L::Leaf>,
+    ) -> Result<L::Loss, learner::Error> {
+        self.record(batch);
+        let watch = &self.watch;
+        self.inner.gradient_in_spans(batch, scale, leaf, &mut |leaf| {
+            completed(leaf)?;
+            // The all-reduce of a span has begun.
+            watch.moment();
+            Ok(())
+        })
     }
 
     fn measure(&mut self, sum: &mut L::Leaf) -> Result<(), learner::Error> {

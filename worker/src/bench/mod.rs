@@ -185,14 +185,14 @@ fn measure(
         let mut context = StepContext {
             spec,
             ahead: learner.runs_ahead(),
+            overlap: spec.cluster.overlap && !learner.runs_ahead(),
             learner: &mut learner,
             validity: &mut validity,
-            collective: &mut *collective,
             feed: &mut feed,
             controls: &controls,
             is_writing: &mut || false,
         };
-        let StepEnd::Made(times) = stepper.step(&mut context, next, read)? else {
+        let StepEnd::Made(times) = stepper.step(&mut context, collective, next, read)? else {
             return Err(crash("the step was abandoned; this is a bug"));
         };
         steps.push(start.elapsed().as_secs_f64());

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use baton_recipe::Step;
-use baton_trainer::{Leaf, Learner, Update, torch::TorchLearner};
+use baton_trainer::{Learner, Update, learner::Summand, torch::TorchLearner};
 use tch::Tensor;
 
 use crate::{

@@ -11,6 +11,8 @@
 //! operation has to reorder it. Every tensor begins at a multiple of [`TENSOR_ALIGNMENT`]; the padding between two
 //! tensors is zero. The leaf begins with the statistics; they are short, and the gradient after them is aligned too.
 
+use std::ops::Range;
+
 use baton_model::{Init, Integers, NetworkDescription, TensorRole};
 use tch::Tensor;
 
@@ -213,6 +215,26 @@ impl FlatLayout {
     /// Offset of the gradient in a leaf.
     pub(super) fn gradient_start(&self) -> i64 {
         aligned(self.statistics_len())
+    }
+
+    /// The longest contiguous range of a leaf that holds gradients of these parameters only.
+    pub(super) fn span_of(&self, parameters: &[usize]) -> Range<usize> {
+        let entries = parameters.iter().filter_map(|index| self.parameters.get(*index));
+        let mut entries: Vec<_> = entries.filter(|entry| !entry.frozen).collect();
+        entries.sort_by_key(|entry| entry.offset);
+        let (mut longest, mut current) = (0..0, 0..0);
+        for entry in entries {
+            if aligned(current.end) != entry.offset {
+                current.start = entry.offset;
+            }
+            current.end = entry.end();
+            if current.end - current.start > longest.end - longest.start {
+                longest = current.clone();
+            }
+        }
+        let end = aligned(longest.end).min(self.parameters_len());
+        let start = self.gradient_start();
+        to_usize(start + longest.start)..to_usize(start + end)
     }
 
     /// Every tensor with its region, in the order of a state dict.

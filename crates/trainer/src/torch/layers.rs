@@ -9,7 +9,7 @@ use super::{
     backward::Pass,
     failure::During,
     fused::{self, Epilogue, Fused},
-    network::{NetworkInputs, NetworkState, PassResult, TorchNetwork},
+    network::{NetworkInputs, NetworkState, PassResult, StageFinished, TorchNetwork},
     working,
 };
 use crate::learner::Error;
@@ -23,6 +23,8 @@ pub(super) struct LayeredNetwork {
     description: NetworkDescription,
     /// Names of the blocks whose activations are recomputed.
     recompute: Vec<String>,
+    /// Indices of the blocks with which a stage of the backward pass ends; one more than the last is the head.
+    cuts: Vec<usize>,
     kind: Kind,
     blur: Option<Tensor>,
     pointwise_as_product: bool,
@@ -39,6 +41,7 @@ impl LayeredNetwork {
         let kind = working::kind(spec.precision.compute);
         Ok(Self {
             recompute: spec.train.recompute.clone(),
+            cuts: cuts(&description),
             kind,
             blur: blur_filters(&description, kind, device)?,
             pointwise_as_product: device == Device::Cpu && spec.model.channels_last,
@@ -91,23 +94,61 @@ impl TorchNetwork for LayeredNetwork {
         state: NetworkState<'_>,
         _random: Draws,
         loss: &mut dyn FnMut(&Tensor) -> tch::Result<(Tensor, Tensor)>,
+        finished: Option<&mut StageFinished<'_>>,
     ) -> Result<PassResult, Error> {
-        let mut run = || {
-            // A recomputation writes the batch statistics again.
-            let batch = state.batch.filter(|_| !self.recompute.is_empty()).unwrap_or_default();
-            let spare: Vec<Tensor> =
-                batch.iter().map(Tensor::f_zeros_like).collect::<tch::Result<_>>()?;
-            let pass = Pass {
-                network: &self.description,
-                tensors: self.tensors(state),
-                frozen: self.description.frozen_blocks(),
-                recompute: &self.recompute,
-                spare_statistics: &spare,
-            };
-            pass.run(&inputs.main, loss)
+        // A recomputation writes the batch statistics again.
+        let batch = state.batch.filter(|_| !self.recompute.is_empty()).unwrap_or_default();
+        let spare: tch::Result<Vec<Tensor>> = batch.iter().map(Tensor::f_zeros_like).collect();
+        let pass = Pass {
+            network: &self.description,
+            tensors: self.tensors(state),
+            frozen: self.description.frozen_blocks(),
+            recompute: &self.recompute,
+            cuts: if finished.is_some() { &self.cuts } else { &[] },
+            spare_statistics: &spare.during("allocate statistics")?,
         };
-        run().during("forward and backward pass")
+        pass.run(&inputs.main, loss, finished.unwrap_or(&mut |_| Ok(())))
     }
+
+    fn stages(&self) -> Vec<Vec<usize>> {
+        let blocks: Vec<_> = self.description.all_blocks().collect();
+        let ends = [blocks.len()].into_iter().chain(self.cuts.iter().rev().copied());
+        let stages = self.cuts.iter().rev().zip(ends).map(|(start, end)| {
+            let blocks = blocks[*start..end].iter();
+            blocks.flat_map(|block| block.parameters.clone()).collect()
+        });
+        stages.collect()
+    }
+}
+
+/// Least number of values of a stage but the last: 1 MiB, which takes a network longer than to begin.
+const MIN_STAGE: u64 = 1 << 18;
+
+/// A stage of the backward pass, from the head on, has at least this share of all trained values: what is sent last is
+/// little, and there are few messages.
+const STAGE_SHARE: u64 = 8;
+
+/// Where the backward pass of a network is cut, ascending: [`LayeredNetwork::cuts`].
+fn cuts(network: &NetworkDescription) -> Vec<usize> {
+    let blocks: Vec<u64> = network
+        .all_blocks()
+        .map(|block| {
+            let parameters = network.parameters[block.parameters.clone()].iter();
+            parameters.filter(|tensor| !tensor.is_frozen()).map(baton_model::Tensor::len).sum()
+        })
+        .collect();
+    let least = (blocks.iter().sum::<u64>() / STAGE_SHARE).max(MIN_STAGE);
+    let (mut cuts, mut stage) = (Vec::new(), 0);
+    for (index, values) in blocks.iter().enumerate().rev() {
+        stage += values;
+        let is_last = blocks[..index].iter().all(|values| *values == 0);
+        if stage >= least && !is_last {
+            cuts.push(index);
+            stage = 0;
+        }
+    }
+    cuts.reverse();
+    cuts
 }
 
 /// Tensors that a forward pass reads.

@@ -1,6 +1,6 @@
 //! [`TorchLearner`], a network with its optimizer, and [`TorchLeaf`], one contribution to an update.
 
-use std::path::PathBuf;
+use std::{ops::Range, path::PathBuf};
 
 use baton_checkpoint::Float;
 use baton_collectives::BufferMut;
@@ -29,7 +29,7 @@ use super::{
     input::{DeviceInput, signal_shape},
     layers::LayeredNetwork,
     mixing,
-    network::{NetworkInputs, NetworkState, TorchNetwork},
+    network::{NetworkInputs, NetworkState, StageFinished, TorchNetwork},
     optimizer::{Optimizer, Rates},
     program::ProgramNetwork,
     task::{self, Task},
@@ -38,8 +38,8 @@ use super::{
 };
 use crate::{
     learner::{
-        BatchEvaluation, DeferredScalar, Error, EvaluatedWeights, Leaf, Learner, Region, TAIL,
-        TensorLocation, Update, VOTE,
+        BatchEvaluation, DeferredScalar, Error, EvaluatedWeights, Leaf, Learner, Region,
+        SpanCompleted, Summand, TAIL, TensorLocation, Update, VOTE, rest,
     },
     sampling::{Prompt, Sampling},
 };
@@ -82,6 +82,8 @@ pub struct TorchLearner {
     averaged: Option<Averaged>,
     /// Ranges of the running statistics with the share that an update replaces.
     momenta: Vec<(i64, i64, f64)>,
+    /// The largest range of each stage of the backward pass but the last.
+    spans: Vec<Range<usize>>,
 }
 
 /// Fields of the recipe that the learner reads at every step.
@@ -234,6 +236,8 @@ impl TorchLearner {
             }
         };
         let momenta = layout.trained_statistics(|index| network.momentum(index));
+        let stages = network.stages().into_iter();
+        let spans = stages.map(|stage| layout.span_of(&stage)).collect();
         let model = &spec.model;
         let pretrained = (!model.pretrained.is_empty()).then(|| Pretrained {
             path: model.pretrained.clone().into(),
@@ -247,6 +251,7 @@ impl TorchLearner {
             optimizer,
             running_views: views(&layout.statistics, &running, &frozen.masters)?,
             momenta,
+            spans,
             fused,
             recipe: Recipe {
                 seed: spec.seed,
@@ -422,6 +427,35 @@ impl TorchLearner {
         })
     }
 
+    fn gradient_of(
+        &mut self,
+        batch: &Batch,
+        scale: f32,
+        leaf: &mut TorchLeaf,
+        completed: Option<&mut SpanCompleted<'_, TorchLeaf>>,
+    ) -> Result<TorchLoss, Error> {
+        leaf.is_readback_started = false;
+        if batch.is_empty() {
+            leaf.clear(&self.running).during("clear a leaf")?;
+            return Ok(TorchLoss(None));
+        }
+        let size = size_of(batch);
+        if (batch.len() as u64) < self.network.min_batch(size) {
+            let side = size.size().width;
+            return Err(Error::Recipe(format!(
+                "batch normalisation: one sample of side {side} leaves one value per channel, which has no variance: \
+                 raise train.global_batch or train.resolution, lower train.virtual_ranks or train.grad_accumulation, \
+                 or set data.drop_last"
+            )));
+        }
+        self.task.check(batch)?;
+        self.refresh()?;
+        let mixed = self.load_mixed(batch)?;
+        // Momentum 1 multiplies the old value by 0, which would keep infinities and NaNs.
+        let _ = leaf.statistics.f_zero_().during("clear statistics")?;
+        self.pass(batch, &mixed, scale, leaf, completed)
+    }
+
     /// Computes the gradient of the scaled loss of a batch, given with its mixed inputs, and writes it into `leaf`, with
     /// the batch's sums.
     fn pass(
@@ -430,6 +464,7 @@ impl TorchLearner {
         (inputs, mix): &(NetworkInputs, Mix),
         scale: f32,
         leaf: &TorchLeaf,
+        completed: Option<&mut SpanCompleted<'_, TorchLeaf>>,
     ) -> Result<TorchLoss, Error> {
         let targets = &inputs.targets;
         let state = state(&self.working, &self.running_views, Some(&leaf.statistics_views));
@@ -444,8 +479,37 @@ impl TorchLearner {
         };
         let first = batch.samples.first().copied().unwrap_or_default();
         let random = Draws::new(self.recipe.seed, batch.epoch, first, RandomPurpose::Layer);
-        let result = self.network.gradients(inputs, state, random, &mut loss)?;
-        self.write_gradients(result.gradients, leaf).during("collect gradients")?;
+        let result = match completed {
+            None => {
+                let result = self.network.gradients(inputs, state, random, &mut loss, None)?;
+                let whole = rest(&[], leaf.gradient.numel());
+                self.write_gradients(&result.gradients, &leaf.gradient, &whole)?;
+                result
+            }
+            Some(completed) => {
+                let start = leaf.value_count() - TAIL - leaf.gradient.numel();
+                let spans = self.spans.iter().map(|span| span.start - start..span.end - start);
+                let spans: Vec<Range<usize>> = spans.collect();
+                let gradient = &untracked(&leaf.gradient).during("view a leaf")?;
+                let (mut stage, mut others) = (0, Vec::new());
+                let mut finish = |mut gradients: Vec<(usize, Tensor)>| {
+                    let Some(span) = spans.get(stage) else { return Ok(()) };
+                    self.write_gradients(&gradients, gradient, std::slice::from_ref(span))?;
+                    let offset = |index: usize| self.layout.parameters[index].offset as usize;
+                    gradients.retain(|(index, _)| !span.contains(&offset(*index)));
+                    others.append(&mut gradients);
+                    stage += 1;
+                    completed(leaf)
+                };
+                let gradients = Some(&mut finish as &mut StageFinished<'_>);
+                let mut result =
+                    self.network.gradients(inputs, state, random, &mut loss, gradients)?;
+                result.gradients.append(&mut others);
+                let rest = rest(&spans, leaf.gradient.numel());
+                self.write_gradients(&result.gradients, gradient, &rest)?;
+                result
+            }
+        };
         let first_metric = self.task.first_metric(&result.outputs, targets);
         first_metric
             .and_then(|sum| leaf.set_sums(Some(&result.loss), sum.as_ref(), targets.size()[0]))
@@ -453,37 +517,42 @@ impl TorchLearner {
         Ok(TorchLoss(Some(result.loss)))
     }
 
-    /// Writes gradients into `leaf`.
+    /// Writes those gradients that are in `ranges` of the flat gradient `to`, and zeros as padding between them.
     ///
     /// This is one gradient per parameter, then one concatenation. The alternative, `grad().set_data(view)` once and
     /// backward accumulating into the views, is slower: the views must be zeroed and then read as well as written
-    /// (ResNet-50, one CPU thread: 40 ms against 16 ms). The views could not be in the leaf either: autograd refuses
-    /// changes to a tensor that shares memory with the statistics it keeps for BatchNorm.
+    /// (ResNet-50, one CPU thread: 40 ms against 16 ms). The views could not be in the leaf either: see [`untracked`].
     pub(super) fn write_gradients(
         &self,
-        gradients: Vec<(usize, Tensor)>,
-        leaf: &TorchLeaf,
-    ) -> tch::Result<()> {
-        let entries = &self.layout.parameters;
-        let mut flat: Vec<(i64, Tensor)> = Vec::with_capacity(entries.len());
-        for (index, gradient) in gradients {
-            let entry = &entries[index];
-            flat.push((entry.offset, entry.flatten(&gradient)?));
-        }
-        flat.sort_by_key(|(offset, _)| *offset);
-        flat.push((self.layout.parameters_len(), leaf.gradient.f_narrow(0, 0, 0)?));
-        // Zeros as padding between tensors.
-        let (mut whole, mut end) = (Vec::with_capacity(flat.len()), 0);
-        for (offset, gradient) in flat {
-            if end < offset {
-                let gap = (Kind::Float, self.device);
-                whole.push(leaf.gradient.f_new_zeros([offset - end], gap)?);
+        gradients: &[(usize, Tensor)],
+        to: &Tensor,
+        ranges: &[Range<usize>],
+    ) -> Result<(), Error> {
+        let write = || {
+            for range in ranges {
+                let (start, end) = (range.start as i64, range.end as i64);
+                let mut flat: Vec<(i64, Tensor)> = Vec::with_capacity(gradients.len() + 1);
+                for (index, gradient) in gradients {
+                    let entry = &self.layout.parameters[*index];
+                    if (start..end).contains(&entry.offset) {
+                        flat.push((entry.offset, entry.flatten(gradient)?));
+                    }
+                }
+                flat.sort_by_key(|(offset, _)| *offset);
+                flat.push((end, to.f_narrow(0, 0, 0)?));
+                let (mut whole, mut at) = (Vec::with_capacity(flat.len()), start);
+                for (offset, gradient) in flat {
+                    if at < offset {
+                        whole.push(to.f_new_zeros([offset - at], (Kind::Float, self.device))?);
+                    }
+                    at = offset + gradient.size1()?;
+                    whole.push(gradient);
+                }
+                let _ = Tensor::f_cat_out(&to.f_narrow(0, start, end - start)?, &whole, 0)?;
             }
-            end = offset + gradient.size1()?;
-            whole.push(gradient);
-        }
-        let _ = Tensor::f_cat_out(&leaf.gradient, &whole, 0)?;
-        Ok(())
+            Ok(())
+        };
+        write().during("collect gradients")
     }
 
     /// `running = (1 - momentum) * running + momentum * mean`, for the mean over the micro-batches.
@@ -573,26 +642,21 @@ impl Learner for TorchLearner {
         scale: f32,
         leaf: &mut TorchLeaf,
     ) -> Result<TorchLoss, Error> {
-        leaf.is_readback_started = false;
-        if batch.is_empty() {
-            leaf.clear(&self.running).during("clear a leaf")?;
-            return Ok(TorchLoss(None));
-        }
-        let size = size_of(batch);
-        if (batch.len() as u64) < self.network.min_batch(size) {
-            let side = size.size().width;
-            return Err(Error::Recipe(format!(
-                "batch normalisation: one sample of side {side} leaves one value per channel, which has no variance: \
-                 raise train.global_batch or train.resolution, lower train.virtual_ranks or train.grad_accumulation, \
-                 or set data.drop_last"
-            )));
-        }
-        self.task.check(batch)?;
-        self.refresh()?;
-        let mixed = self.load_mixed(batch)?;
-        // Momentum 1 multiplies the old value by 0, which would keep infinities and NaNs.
-        let _ = leaf.statistics.f_zero_().during("clear statistics")?;
-        self.pass(batch, &mixed, scale, leaf)
+        self.gradient_of(batch, scale, leaf, None)
+    }
+
+    fn spans(&self) -> &[Range<usize>] {
+        &self.spans
+    }
+
+    fn gradient_in_spans(
+        &mut self,
+        batch: &Batch,
+        scale: f32,
+        leaf: &mut TorchLeaf,
+        completed: &mut SpanCompleted<'_, TorchLeaf>,
+    ) -> Result<TorchLoss, Error> {
+        self.gradient_of(batch, scale, leaf, Some(completed))
     }
 
     fn measure(&mut self, sum: &mut TorchLeaf) -> Result<(), Error> {
@@ -724,10 +788,51 @@ impl TorchLeaf {
     }
 }
 
-impl Leaf for TorchLeaf {
+/// Some values of a leaf, in its memory.
+#[derive(Debug)]
+pub struct TorchSpan(Tensor);
+
+impl Summand for TorchSpan {
+    fn add(&mut self, other: &Self) -> Result<(), Error> {
+        let _ = self.0.f_add_(&other.0).during("add leaves")?;
+        Ok(())
+    }
+
+    fn buffer(&mut self) -> BufferMut<'_> {
+        lend(&mut self.0)
+    }
+}
+
+impl Summand for TorchLeaf {
     fn add(&mut self, other: &Self) -> Result<(), Error> {
         let _ = self.flat.f_add_(&other.flat).during("add leaves")?;
         Ok(())
+    }
+
+    fn buffer(&mut self) -> BufferMut<'_> {
+        lend(&mut self.flat)
+    }
+}
+
+impl Leaf for TorchLeaf {
+    type LeafSpan = TorchSpan;
+
+    fn value_count(&self) -> usize {
+        self.flat.numel()
+    }
+
+    fn span(&self, range: Range<usize>) -> Result<TorchSpan, Error> {
+        let values = untracked(&self.flat);
+        let span = values.and_then(|all| all.f_narrow(0, range.start as i64, range.len() as i64));
+        span.map(TorchSpan).during("view a span of a leaf")
+    }
+
+    fn put_back(&mut self, start: usize, TorchSpan(span): TorchSpan) -> Result<(), Error> {
+        let mut own = self.span(start..start + span.numel())?.0;
+        match own.data_ptr() == span.data_ptr() {
+            true => Ok(()),
+            false => own.f_copy_(&span).during("write a span of a leaf"),
+        }
     }
 
     fn set_vote(&mut self, vote: [f32; VOTE.end - VOTE.start]) -> Result<(), Error> {
@@ -773,10 +878,12 @@ impl Leaf for TorchLeaf {
         self.tail.f_copy_data(&mut tail, TAIL).during("read the tail")?;
         Ok(tail)
     }
+}
 
-    fn buffer(&mut self) -> BufferMut<'_> {
-        lend(&mut self.flat)
-    }
+/// The same values in the same memory, for changes that autograd does not see. It refuses those of a tensor that shares
+/// memory with the statistics it keeps for BatchNorm, even if they are of other values.
+fn untracked(flat: &Tensor) -> tch::Result<Tensor> {
+    flat.f_data()
 }
 
 pub(super) fn state<'a>(

@@ -89,19 +89,30 @@ pub(super) trait TorchNetwork: Debug + Send {
         Err(Error::Recipe("model.arch: only a causal_lm generates text".to_owned()))
     }
 
+    /// The parameters, by index, whose gradients are computed in each stage of a backward pass, the last stage left out. One
+    /// stage by default.
+    fn stages(&self) -> Vec<Vec<usize>> {
+        Vec::new()
+    }
+
     /// Outputs, loss and gradients of a batch. `loss(outputs)` returns the loss to report, and the scalar to
-    /// differentiate.
+    /// differentiate. `finished` is called after each of the [`stages`](Self::stages) with its gradients, which are then
+    /// not in the result.
     ///
     /// # Errors
-    /// The device failed.
+    /// The device failed; those of `finished`.
     fn gradients(
         &self,
         inputs: &NetworkInputs,
         state: NetworkState<'_>,
         random: Draws,
         loss: &mut dyn FnMut(&Tensor) -> tch::Result<(Tensor, Tensor)>,
+        finished: Option<&mut StageFinished<'_>>,
     ) -> Result<PassResult, Error>;
 }
+
+/// Gets the gradients of a stage with the index of their parameter.
+pub(super) type StageFinished<'a> = dyn FnMut(Vec<(usize, Tensor)>) -> Result<(), Error> + 'a;
 
 /// A batch on the device.
 #[derive(Debug)]

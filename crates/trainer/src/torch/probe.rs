@@ -14,7 +14,7 @@ use super::{
     learner::{TorchLearner, copy_out, state},
     network::NetworkInputs,
 };
-use crate::learner::Error;
+use crate::learner::{Error, rest};
 
 /// Inputs and targets of one micro-batch, from a safetensors file.
 #[derive(Debug)]
@@ -174,8 +174,9 @@ impl TorchLearner {
             let scaled = loss.f_mul_scalar(f64::from(scale))?;
             Ok((scaled.shallow_clone(), scaled))
         };
-        let result = self.network.gradients(&inputs, state, random, &mut loss)?;
-        self.write_gradients(result.gradients, &leaf).during("collect gradients")?;
+        let result = self.network.gradients(&inputs, state, random, &mut loss, None)?;
+        let whole = rest(&[], leaf.gradient.numel());
+        self.write_gradients(&result.gradients, &leaf.gradient, &whole)?;
         let _no_grad = tch::no_grad_guard();
         self.mix_statistics(&leaf.statistics).during("statistics update")?;
         let output = match self.network.scores(&inputs, state)? {

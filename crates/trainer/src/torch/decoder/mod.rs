@@ -37,7 +37,7 @@ use self::{
 use super::{
     device::set_threads,
     failure::During,
-    network::{NetworkInputs, NetworkState, PassResult, TorchNetwork},
+    network::{NetworkInputs, NetworkState, PassResult, StageFinished, TorchNetwork},
     working,
 };
 use crate::{
@@ -458,6 +458,7 @@ impl TorchNetwork for DecoderNetwork {
         state: NetworkState<'_>,
         mut random: Draws,
         loss: &mut dyn FnMut(&Tensor) -> tch::Result<(Tensor, Tensor)>,
+        _finished: Option<&mut StageFinished<'_>>,
     ) -> Result<PassResult, Error> {
         let ropes = self.ropes(&inputs.lengths, None).during("rotary positions")?;
         let dropout =

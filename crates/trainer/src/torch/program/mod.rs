@@ -22,7 +22,7 @@ use tch::{Device, Kind, Tensor};
 use self::executor::{Executor, HowToRun, RunError};
 use super::{
     failure::During,
-    network::{NetworkInputs, NetworkState, PassResult, TorchNetwork},
+    network::{NetworkInputs, NetworkState, PassResult, StageFinished, TorchNetwork},
 };
 use crate::learner::Error;
 
@@ -300,6 +300,7 @@ impl TorchNetwork for ProgramNetwork {
         state: NetworkState<'_>,
         random: Draws,
         loss: &mut dyn FnMut(&Tensor) -> tch::Result<(Tensor, Tensor)>,
+        _finished: Option<&mut StageFinished<'_>>,
     ) -> Result<PassResult, Error> {
         let outputs = self.run(inputs, state, Some(random), &mut || false)?;
         // It was not interrupted.

@@ -11,6 +11,7 @@ mod optimizer;
 mod precision;
 mod program;
 mod recompute;
+mod spans;
 mod state;
 mod tasks;
 mod tiny_vgg;
@@ -23,7 +24,7 @@ use tch::{Device, Tensor};
 use super::{TorchLeaf, TorchLearner, device};
 use crate::{
     kit,
-    learner::{EvaluatedWeights, Leaf, Learner, Sums, Update},
+    learner::{EvaluatedWeights, Leaf, Learner, Summand, Sums, Update},
 };
 
 fn recipe(overrides: &[&str]) -> JobSpec {
