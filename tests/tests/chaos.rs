@@ -20,6 +20,7 @@
 mod language;
 
 use std::{
+    cell::Cell,
     path::Path,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -135,14 +136,21 @@ async fn start(cluster: &mut Cluster, listen: &str) {
     }
 }
 
-/// Waits until this number of ranks train; returns their step.
+/// Waits until this number of ranks train, and have made a step; returns it. A node whose ranks fail again before a new step
+/// is quarantined for a minute.
 async fn trains(cluster: &Cluster, ranks: u32) -> u64 {
+    let first = Cell::new(None);
     let look = async || {
         let status = cluster.status().await;
         let step = status.latest.as_ref().map_or(0, |latest| latest.step);
         assert!(status.phase() != Phase::Ended, "the job ended: {}", status.reason);
-        let all = status.ranks.len() == ranks as usize;
-        (status.phase() == Phase::Training && all && step > 0).then_some(step)
+        if status.phase() != Phase::Training || status.ranks.len() != ranks as usize {
+            first.set(None);
+            return None;
+        }
+        let before = first.get().unwrap_or(step);
+        first.set(Some(before));
+        (step > before).then_some(step)
     };
     cluster.until(&format!("{ranks} ranks train"), look).await
 }

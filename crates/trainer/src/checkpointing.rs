@@ -1,6 +1,9 @@
 //! Decides when a checkpoint is started, advanced and waited for. All ranks call these functions after the same update.
 
-use std::{thread, time::Duration};
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
 
 use baton_checkpoint::SaveId;
 use baton_job::{
@@ -8,7 +11,9 @@ use baton_job::{
     message::{Activity, Commit, RankReport, SaveProblem},
 };
 
-use crate::{Error, GenerationContext, Learner, Trainer, controls::Votes};
+use crate::{
+    Error, GenerationContext, Learner, Trainer, controls::Votes, local_saves::LOCAL_TIMEOUT,
+};
 
 /// Time between two looks at a local checkpoint that is being written.
 const LOCAL_POLL_INTERVAL: Duration = Duration::from_millis(20);
@@ -64,9 +69,11 @@ impl<L: Learner> Trainer<L> {
         Ok(())
     }
 
-    /// Waits for the local checkpoint while this rank's part of one for the store is being written.
+    /// Waits for the local checkpoint while this rank's part of one for the store is being written, and a moment longer: the
+    /// rank may wait for the others' parts next, and can report nothing then.
     fn wait_for_local(&mut self, context: &mut GenerationContext<'_>) {
-        while self.local.is_active() && self.saver.is_busy() {
+        let began = Instant::now();
+        while self.local.is_active() && (self.saver.is_busy() || began.elapsed() < LOCAL_TIMEOUT) {
             self.local.collect(LOCAL_POLL_INTERVAL, context.report);
         }
         self.local.collect(Duration::ZERO, context.report);
