@@ -136,12 +136,6 @@ impl Nodes {
         self.all.values().filter(|node| node.is_attached()).nth(1).is_some()
     }
 
-    /// The nodes that are attached and match `filter`.
-    pub(super) fn attached(&self, filter: impl Fn(&Node) -> bool) -> impl Iterator<Item = &NodeId> {
-        let all = self.all.iter().filter(move |(_, node)| node.is_attached() && filter(node));
-        all.map(|(id, _)| id)
-    }
-
     /// The nodes that can take part and match `filter`.
     fn available(&self, filter: impl Fn(&Node) -> bool) -> impl Iterator<Item = (&NodeId, &Node)> {
         self.all.iter().filter(move |(_, node)| node.can_take_part() && filter(node))

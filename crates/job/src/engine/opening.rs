@@ -262,9 +262,9 @@ impl Engine {
     fn begin_generation(&mut self, now: Time, opening: GenerationOpening) {
         let GenerationOpening { generation, world, mut nodes, change, .. } = opening;
         self.keep_those_that_answered();
-        // Also those that attached while the store was slow, and those in quarantine: processes of older generations must
-        // learn of this one, or they occupy their slots.
-        nodes.extend(self.nodes.attached(|node| node.departure.is_none()).cloned());
+        // Those that attached while the store was slow, too: processes of older generations must learn of this one.
+        let attached = self.nodes.offers(|node| node.departure.is_none());
+        nodes.extend(attached.into_iter().map(|offer| offer.node));
         self.lifecycle.may_have_ranks = true;
         if let Some(NodeChangeCause { text, joins }) = &change {
             if *joins {

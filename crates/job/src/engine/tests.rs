@@ -455,7 +455,10 @@ fn a_process_that_ends_before_it_joins_is_retried_once_and_then_its_node_is_quar
     assert_eq!(published.kind, JobEventKind::NodeQuarantined);
     assert_eq!(engine.deadline(), Some(at(67.0)));
     let local_ranks = vec![LocalRank(0), LocalRank(1)];
-    assert_eq!(tick(&mut engine, at(67.0)), [send(1, 2, Directive::Warm { local_ranks })]);
+    let ends = Launch { replace: local_ranks.clone(), ..launch(1, 1, &[]) };
+    let expected = [Directive::Launch(ends), Directive::Warm { local_ranks }];
+    let actions = tick(&mut engine, at(67.0));
+    assert_eq!(actions, expected.map(|directive| send(1, 2, directive)));
 }
 
 #[test]
@@ -754,7 +757,10 @@ fn a_node_that_fails_repeatedly_is_quarantined() {
     all_started(&mut engine, at(17.0));
     assert_eq!(engine.deadline(), Some(at(73.0)));
     let actions = tick(&mut engine, at(73.0));
-    assert_eq!(actions, [send(1, 2, Directive::Warm { local_ranks: vec![LocalRank(0)] })]);
+    let local_ranks = vec![LocalRank(0)];
+    let ends = Launch { replace: local_ranks.clone(), ..launch(3, 1, &[]) };
+    let expected = [Directive::Launch(ends), Directive::Warm { local_ranks }];
+    assert_eq!(actions, expected.map(|directive| send(1, 2, directive)));
 }
 
 #[test]

@@ -111,10 +111,22 @@ impl Engine {
             None => {
                 let until = now.after(self.policy.rendezvous);
                 for (node, local_ranks) in self.nodes.begin_warm_ups(world, &self.policy, until) {
+                    self.end_processes_after_quarantine(&node);
                     self.send(&node, Directive::Warm { local_ranks });
                 }
             }
         }
+    }
+
+    /// Ends what still runs on a node that was in quarantine: it occupies the slots. The node was sent no launch before,
+    /// because its processes might have been the only ones with the state; all ranks have it now.
+    fn end_processes_after_quarantine(&mut self, node: &NodeId) {
+        let Some(state) = self.nodes.get_mut(node).filter(|state| state.is_failing()) else {
+            return;
+        };
+        state.holders.clear();
+        let all: Vec<LocalRank> = (0..state.slots).map(LocalRank).collect();
+        self.send_launch(node, &all);
     }
 
     /// Whether the ranks train, and another generation may follow although nothing failed. A disconnected node may hold the

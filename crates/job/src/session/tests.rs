@@ -874,6 +874,25 @@ fn slot_without_a_rank_is_warmed_up_and_used_by_the_next_launch() {
 }
 
 #[test]
+fn processes_of_an_older_generation_are_replaced_when_their_node_is_to_join_again() {
+    let mut session = attached(2);
+    session.handle(at(1.0), launched(1, 2));
+    // Without a part in generation 2, which it was not sent.
+    let local_ranks = vec![LocalRank(0), LocalRank(1)];
+    let end = Launch { replace: local_ranks.clone(), ..launch(2, 0) };
+    let kills = local_ranks.iter().map(|local| Action::Kill(*local)).collect::<Vec<_>>();
+    assert_eq!(session.handle(at(61.0), Event::Directive(Directive::Launch(end))), kills);
+
+    let warm = Event::Directive(Directive::Warm { local_ranks });
+    assert_eq!(session.handle(at(61.0), warm), []);
+    for local in [0, 1] {
+        let (local_rank, incarnation) = (LocalRank(local), Incarnation(2));
+        let actions = exit(&mut session, at(61.5), local);
+        assert_eq!(actions, [Action::Spawn { local_rank, incarnation }]);
+    }
+}
+
+#[test]
 fn process_that_fails_to_warm_up_is_reported_and_replaced() {
     let mut session = attached(1);
     session.handle(at(1.0), launched(1, 0));

@@ -73,8 +73,8 @@ fn a_node_that_leaves_before_it_is_ready_does_not_take_part() {
     assert_eq!(placed(&engine), ["node0"]);
 }
 
-/// Rank 2, on the node with two ranks, has died twice. Returns also what the engine did then.
-fn failing_node_with_a_rank_that_lives(others_live: bool) -> (Engine, Vec<Action>) {
+/// Rank 2, on the node with two ranks, has died twice.
+fn failing_node_with_a_rank_that_lives(others_live: bool) -> Engine {
     let mut engine = training(&[1, 2]);
     engine.policy.min_ranks = 1;
     report(&mut engine, at(10.0), 2, crashed());
@@ -89,37 +89,38 @@ fn failing_node_with_a_rank_that_lives(others_live: bool) -> (Engine, Vec<Action
     } else {
         report(&mut engine, at(13.0), 2, crashed());
     }
-    let mut actions = Vec::new();
     if engine.status().phase == PhaseName::Backoff {
         let until = engine.deadline().unwrap();
-        actions = tick(&mut engine, until);
+        tick(&mut engine, until);
     }
-    (engine, actions)
+    engine
 }
 
 #[test]
 fn a_failing_node_with_a_rank_that_lives_is_quarantined_if_others_hold_the_state() {
-    let (engine, _) = failing_node_with_a_rank_that_lives(true);
-    assert_eq!(placed(&engine), ["node0"]);
+    assert_eq!(placed(&failing_node_with_a_rank_that_lives(true)), ["node0"]);
 }
 
 #[test]
-fn ranks_that_live_on_a_quarantined_node_learn_that_they_have_no_part_and_it_joins_later() {
-    let (mut engine, actions) = failing_node_with_a_rank_that_lives(true);
-    let ranks = |launch: Launch| launch.ranks.len();
-    assert_eq!(launches(&actions).into_iter().map(ranks).collect::<Vec<_>>(), [1, 0]);
-
+fn ranks_that_live_on_a_quarantined_node_end_once_others_hold_the_state_and_it_joins_again() {
+    let mut engine = failing_node_with_a_rank_that_lives(true);
     all_ready(&mut engine, at(16.0), Some(0));
     all_started(&mut engine, at(17.0));
     let end = engine.deadline().unwrap();
     let actions = tick(&mut engine, end);
     let local_ranks = vec![LocalRank(0), LocalRank(1)];
-    assert_eq!(actions, [send(1, 2, Directive::Warm { local_ranks })]);
+    let ends = Launch { replace: local_ranks.clone(), ..launch(3, 1, &[]) };
+    let expected = [Directive::Launch(ends), Directive::Warm { local_ranks }];
+    assert_eq!(actions, expected.map(|directive| send(1, 2, directive)));
+
+    warm(&mut engine, end, 1, 0);
+    warm(&mut engine, end, 1, 1);
+    assert_eq!(placed(&engine), ["node0", "node1", "node1"]);
 }
 
 #[test]
 fn a_failing_node_that_holds_the_only_state_is_not_quarantined() {
-    let (engine, _) = failing_node_with_a_rank_that_lives(false);
+    let engine = failing_node_with_a_rank_that_lives(false);
     assert_eq!(placed(&engine), ["node0", "node1", "node1"]);
 }
 
