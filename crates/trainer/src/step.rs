@@ -175,14 +175,14 @@ impl<L: Learner> Stepper<L> {
         let mut reduce_began = Instant::now();
         let (leaf, totals) = if spans.is_empty() {
             let mut leaf = self.last_leaf(context, &next, &mut attempt, None)?;
+            let whole = 0..leaf.value_count();
+            let own = leaf.span(whole.clone())?;
+            let sums = PartialSums::of(&self.fold, (last, own), whole, is_one)?;
             self.finish_pending(context.validity, exchange.collective, read)?;
             if !is_alone {
                 // Wait here, so that a device fault or delay before this point is not attributed to the other ranks.
                 leaf.tail()?;
             }
-            let whole = 0..leaf.value_count();
-            let own = leaf.span(whole.clone())?;
-            let sums = PartialSums::of(&self.fold, (last, own), whole, is_one)?;
             reduce_began = Instant::now();
             let totals = exchange.after(vec![sums])?;
             (leaf, totals)
