@@ -32,6 +32,14 @@ fn endless_in(store: &tempfile::TempDir) -> Cluster {
     endless().set(&format!("checkpoint.dir={}", store.path().display()))
 }
 
+/// One with local checkpoints on this disk, and none in the store.
+fn saves_only_on(disk: &tempfile::TempDir) -> Cluster {
+    Cluster::endless()
+        .set("checkpoint.every_epochs=0")
+        .set(&format!("checkpoint.local_dir={}", disk.path().display()))
+        .set("checkpoint.local_every_steps=10")
+}
+
 #[tokio::test]
 async fn every_number_of_ranks_ends_with_the_same_bits() {
     let one = Cluster::new().run_to_the_end(1).await;
@@ -163,10 +171,7 @@ async fn everything_killed_at_three_moments_resumes_from_the_newest_checkpoint()
 #[tokio::test]
 async fn everything_killed_continues_from_the_local_checkpoint_that_is_newer_than_the_store() {
     let disk = tempfile::tempdir().unwrap();
-    let mut cluster = Cluster::endless()
-        .set("checkpoint.every_epochs=0")
-        .set(&format!("checkpoint.local_dir={}", disk.path().display()))
-        .set("checkpoint.local_every_steps=10");
+    let mut cluster = saves_only_on(&disk);
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("node", 2);
     let local = async || cluster.status().await.local_checkpoint.filter(|local| local.step >= 40);
@@ -196,10 +201,7 @@ async fn everything_killed_continues_from_the_local_checkpoint_that_is_newer_tha
 async fn a_changed_recipe_continues_from_the_local_checkpoint_of_the_run_before_if_a_flag_allows_it()
  {
     let disk = tempfile::tempdir().unwrap();
-    let mut cluster = Cluster::endless()
-        .set("checkpoint.every_epochs=0")
-        .set(&format!("checkpoint.local_dir={}", disk.path().display()))
-        .set("checkpoint.local_every_steps=10");
+    let mut cluster = saves_only_on(&disk);
     cluster.start_coordinator(&[]).await;
     cluster.start_agent("node", 1);
     let local = async || cluster.status().await.local_checkpoint.filter(|local| local.step >= 20);

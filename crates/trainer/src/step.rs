@@ -267,7 +267,7 @@ impl<L: Learner> Stepper<L> {
         let stop = votes.stop || self.failure.is_some();
         leaf.set_vote(Votes { abandon: attempt.abandon, stop, ..votes }.to_tail())?;
         if let Some(spans) = spans {
-            spans.send_all(&self.fold, (last, &leaf))?;
+            spans.send_rest(&self.fold, (last, &leaf))?;
         }
         Ok(leaf)
     }
@@ -328,7 +328,11 @@ impl<L: Learner> Stepper<L> {
                     let (fold, sum) = (&self.fold, sum.as_ref());
                     let completed =
                         &mut |leaf: &L::Leaf| spans.send(fold, virtual_rank, (sum, leaf));
-                    learner.gradient_in_spans(&batch, next.scale, &mut leaf, completed)?
+                    let loss =
+                        learner.gradient_in_spans(&batch, next.scale, &mut leaf, completed)?;
+                    // It may complete none early.
+                    spans.send_others(fold, virtual_rank, (sum, &leaf))?;
+                    loss
                 }
             };
             suspects.note(&batch.samples, loss);
@@ -395,16 +399,27 @@ impl<L: Learner> Spans<'_, L> {
         Ok(())
     }
 
-    /// Passes on what is left of a leaf that is complete.
-    fn send_all(
+    /// Passes on the spans that have not been, of a leaf that is complete.
+    fn send_others(
+        &mut self,
+        fold: &Fold<L::Leaf>,
+        virtual_rank: u32,
+        leaf: (Option<&L::Leaf>, &L::Leaf),
+    ) -> Result<(), learner::Error> {
+        while self.sent < self.ranges.len() {
+            self.send(fold, virtual_rank, leaf)?;
+        }
+        Ok(())
+    }
+
+    /// Passes on what is left of the last leaf, with its tail.
+    fn send_rest(
         &mut self,
         fold: &Fold<L::Leaf>,
         (virtual_rank, leaf): (u32, &L::Leaf),
     ) -> Result<(), learner::Error> {
-        // None has been, if this rank has abandoned the step.
-        while self.sent < self.ranges.len() {
-            self.send(fold, virtual_rank, (None, leaf))?;
-        }
+        // Of a step that this rank has abandoned.
+        self.send_others(fold, virtual_rank, (None, leaf))?;
         for range in learner::rest(self.ranges, leaf.value_count()) {
             let own = leaf.span(range.clone())?;
             (self.send)(PartialSums::of(fold, (virtual_rank, own), range, self.is_one)?);

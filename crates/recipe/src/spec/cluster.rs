@@ -17,7 +17,8 @@ pub struct Cluster {
     /// How ranks exchange gradients. `auto`: NCCL on GPUs, else TCP; `tcp`: through host memory; `nccl`: on GPUs
     /// only. All of them keep the strict order.
     pub collective: CollectiveKind,
-    /// Add up gradients over the ranks while the backward pass is still computing others, on CPUs. It changes no bit.
+    /// Add up gradients over the ranks while the backward pass is still computing others: built-in networks on CPUs. It
+    /// changes no bit.
     pub overlap: bool,
     /// Threads of libtorch per rank on CPU, 1..1024; results are bit-identical only for the same value.
     pub threads_per_rank: u32,

@@ -1,6 +1,6 @@
 use std::path::Path;
 
-use baton_data::InputType;
+use baton_data::{Batch, InputType};
 use baton_job::message::{Commit, Rollback, SaveProblem};
 use baton_recipe::{Epoch, guard::LossWatch, progress::Progress};
 use object_store::{
@@ -9,7 +9,13 @@ use object_store::{
 };
 
 use super::*;
-use crate::{kit::recipe, linear::LinearLearner, local};
+use crate::{
+    BatchEvaluation, EvaluatedWeights, Update,
+    kit::recipe,
+    learner::{Region, TensorLocation},
+    linear::LinearLearner,
+    local,
+};
 
 fn trainer(store: &str) -> Trainer<LinearLearner> {
     trainer_with(store, &[])
@@ -684,4 +690,100 @@ fn a_stop_or_pause_does_not_wait_for_data_and_no_rank_makes_the_step() {
     assert_eq!(stop, [Votes { stop: true, ..abandoned }; 2]);
     let pause = step_without_data(1, |controls| controls.set_paused(true));
     assert_eq!(pause, [Votes { pause: true, ..abandoned }; 2]);
+}
+
+/// Names a span that it never completes early.
+struct LateSpans(LinearLearner);
+
+impl Learner for LateSpans {
+    type Leaf = <LinearLearner as Learner>::Leaf;
+    type Loss = f64;
+
+    fn new_leaf(&mut self) -> Result<Self::Leaf, learner::Error> {
+        self.0.new_leaf()
+    }
+
+    fn gradient(
+        &mut self,
+        batch: &Batch,
+        scale: f32,
+        leaf: &mut Self::Leaf,
+    ) -> Result<f64, learner::Error> {
+        self.0.gradient(batch, scale, leaf)
+    }
+
+    fn spans(&self) -> &[Range<usize>] {
+        self.0.spans()
+    }
+
+    fn measure(&mut self, sum: &mut Self::Leaf) -> Result<(), learner::Error> {
+        self.0.measure(sum)
+    }
+
+    fn update(&mut self, sum: &mut Self::Leaf, update: &Update) -> Result<(), learner::Error> {
+        self.0.update(sum, update)
+    }
+
+    fn evaluate(
+        &mut self,
+        batch: &Batch,
+        weights: EvaluatedWeights,
+        is_interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<BatchEvaluation>, learner::Error> {
+        self.0.evaluate(batch, weights, is_interrupted)
+    }
+
+    fn regions(&mut self) -> Vec<Region<'_>> {
+        self.0.regions()
+    }
+
+    fn tensors(&self) -> Vec<TensorLocation> {
+        self.0.tensors()
+    }
+}
+
+/// The weights after a step of two ranks with two virtual ranks each, and two micro-batches for each of these.
+fn after_a_step<L: Learner>(wrap: fn(LinearLearner) -> L, overlap: bool) -> Vec<Vec<f32>> {
+    let overrides = ["train.virtual_ranks=4", "train.grad_accumulation=2", "train.global_batch=88"];
+    let step = |mut collective: local::LocalCollective| {
+        let trainer = trainer_on(Store::memory().unwrap(), &overrides);
+        let rank = collective.rank().0;
+        let block = 2 * rank..2 * rank + 2;
+        let position = &trainer.position.progress;
+        let mut feed = trainer.job.inputs.train_feed(position, block.clone());
+        let next = step_metrics::before(&trainer.job, position);
+        let mut learner = wrap(LinearLearner::new(&trainer.job.spec, &InputType::Image).unwrap());
+        let made = Stepper::new(block).step(
+            &mut StepContext {
+                spec: &trainer.job.spec,
+                learner: &mut learner,
+                validity: &mut { StateValidity::Complete },
+                feed: &mut feed,
+                controls: &Controls::default(),
+                is_writing: &mut || false,
+                ahead: false,
+                overlap,
+            },
+            &mut collective,
+            next,
+            &mut |_, _| Ok(()),
+        );
+        assert!(matches!(made.unwrap(), StepEnd::Made(_)));
+        learner.regions().iter().map(|region| region.buffer.to_host().unwrap()).collect()
+    };
+    let ranks: Vec<Vec<Vec<f32>>> = std::thread::scope(|scope| {
+        let group = local::group(2, Duration::from_secs(60));
+        let threads: Vec<_> = group.into_iter().map(|rank| scope.spawn(|| step(rank))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    });
+    assert_eq!(ranks[0], ranks[1]);
+    ranks.into_iter().next().unwrap()
+}
+
+#[test]
+fn accumulated_gradients_are_the_same_whenever_their_spans_are_complete() {
+    let after = after_a_step(|learner| learner, false);
+    assert!(after[0].iter().any(|weight| *weight != 0.0));
+    assert_eq!(after_a_step(|learner| learner, true), after);
+    assert_eq!(after_a_step(LateSpans, true), after);
 }
