@@ -69,11 +69,14 @@ impl<L: Learner> Trainer<L> {
         Ok(())
     }
 
-    /// Waits for the local checkpoint while this rank's part of one for the store is being written, and a moment longer: the
+    /// Waits for the local checkpoint while this rank's part of one for the store is being written, and up to 2 s longer: the
     /// rank may wait for the others' parts next, and can report nothing then.
     fn wait_for_local(&mut self, context: &mut GenerationContext<'_>) {
-        let began = Instant::now();
-        while self.local.is_active() && (self.saver.is_busy() || began.elapsed() < LOCAL_TIMEOUT) {
+        let mut until = Instant::now() + LOCAL_TIMEOUT;
+        while self.local.is_active() && Instant::now() < until {
+            if self.saver.is_busy() {
+                until = Instant::now() + LOCAL_TIMEOUT;
+            }
             self.local.collect(LOCAL_POLL_INTERVAL, context.report);
         }
         self.local.collect(Duration::ZERO, context.report);

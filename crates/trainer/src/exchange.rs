@@ -20,13 +20,11 @@ pub(crate) struct PartialSums<S> {
 }
 
 impl<S: Summand> PartialSums<S> {
-    /// Those of `range`: of the sums in `fold`, and of the last virtual rank's leaf, which is not in it. With `is_one`
-    /// they are added up to one, for a collective that adds in its own order.
+    /// Those of `range`: of the sums in `fold`, and of the last virtual rank's leaf, which is not in it.
     pub(crate) fn of<F: Leaf<LeafSpan = S>>(
         fold: &Fold<F>,
         (virtual_rank, last): (u32, S),
         range: Range<usize>,
-        is_one: bool,
     ) -> Result<Self, learner::Error> {
         let start = range.start;
         let add = |left: &mut S, right: &S| left.add(right);
@@ -35,15 +33,7 @@ impl<S: Summand> PartialSums<S> {
             spans.push_node(*node, sum.span(range.clone())?, add)?;
         }
         spans.push_node(TreeNode::leaf(virtual_rank), last, add)?;
-        let mut sums = spans.finish();
-        let others = sums.split_off(if is_one { 1.min(sums.len()) } else { sums.len() });
-        for (node, other) in others {
-            if let Some((whole, sum)) = sums.first_mut() {
-                sum.add(&other)?;
-                whole.leaves += node.leaves;
-            }
-        }
-        Ok(Self { start, sums })
+        Ok(Self { start, sums: spans.finish() })
     }
 
     /// Adds them up over all ranks; returns the total, and where it begins in a leaf.
@@ -158,7 +148,7 @@ mod tests {
             let mut exchange = GradientExchange { collective, virtual_ranks, activity: &activity };
             let sums = |range: &Range<usize>| {
                 let span = own.span(range.clone()).unwrap();
-                PartialSums::of(&fold, (last, span), range.clone(), false).unwrap()
+                PartialSums::of(&fold, (last, span), range.clone()).unwrap()
             };
             let found = match beside {
                 false => exchange.after(ranges.iter().map(sums).collect()).unwrap(),
@@ -259,7 +249,7 @@ mod tests {
 
     fn one_sum(range: Range<usize>) -> PartialSums<HostLeaf> {
         let fold: Fold<HostLeaf> = Fold::new(0);
-        PartialSums::of(&fold, (0, leaf(0).span(range.clone()).unwrap()), range, false).unwrap()
+        PartialSums::of(&fold, (0, leaf(0).span(range.clone()).unwrap()), range).unwrap()
     }
 
     #[test]

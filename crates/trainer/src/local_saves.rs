@@ -53,6 +53,19 @@ impl LocalFolder {
         self.path.join(encoded.collect::<String>())
     }
 
+    /// The node whose folder has this name.
+    fn node_of(folder: &str) -> String {
+        let mut parts = folder.split('_');
+        let mut name = parts.next().unwrap_or_default().as_bytes().to_vec();
+        for part in parts {
+            let byte = part.get(..2).and_then(|code| u8::from_str_radix(code, 16).ok());
+            let (Some(byte), Some(rest)) = (byte, part.get(2..)) else { return folder.to_owned() };
+            name.push(byte);
+            name.extend_from_slice(rest.as_bytes());
+        }
+        String::from_utf8(name).unwrap_or_else(|_| folder.to_owned())
+    }
+
     /// The same folder of another job.
     fn of_job(&self, job: JobId) -> PathBuf {
         self.path.with_file_name(job.to_string())
@@ -67,8 +80,7 @@ impl LocalFolder {
             folders.filter_map(Result::ok).map(|folder| folder.path()).collect();
         folders.sort_by_key(|path| (path.file_name() != own.file_name(), path.clone()));
         for path in folders {
-            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let node = if own.ends_with(&name) { self.node.clone() } else { name };
+            let node = Self::node_of(&path.file_name().unwrap_or_default().to_string_lossy());
             let opened = Store::open_existing(&path.to_string_lossy());
             let newest = opened.and_then(|store| Ok((store.newest_of(job, not_before)?, store)));
             match newest {

@@ -5,6 +5,7 @@
 //! by one rank of its machine.
 
 use std::{
+    cell::Cell,
     cmp::Reverse,
     num::NonZeroUsize,
     ops::Range,
@@ -78,7 +79,7 @@ pub(crate) fn restore<L: Learner>(
         let offer = LocalOffer { usable: usable.collect(), damaged: found.damaged };
         offers = gather(collective, &offer)?;
     }
-    let local = LocalReader { offered: found.usable, build };
+    let local = LocalReader { offered: found.usable, build, has_read: Cell::new(false) };
     let mut mine = match collective.rank() {
         Rank(0) => {
             let plan = choose((offers, &local), collective, learner, context)?;
@@ -95,7 +96,12 @@ pub(crate) fn restore<L: Learner>(
             RestoreCommand::ReadLocal(holder, number) => {
                 let _damage = local.read((holder, number), collective, learner)?;
             }
-            RestoreCommand::Begin(plan) => return Ok(*plan),
+            RestoreCommand::Begin(plan) => {
+                if matches!(plan.provider, StateProvider::Seed) {
+                    local.renew(learner)?;
+                }
+                return Ok(*plan);
+            }
         }
     }
 }
@@ -128,7 +134,7 @@ fn choose<L: Learner>(
         damaged.extend(offer.damaged);
     }
     if usable.is_empty() && damaged.is_empty() {
-        return choose_in_store(collective, learner, context);
+        return choose_in_store(local, collective, learner, context);
     }
     usable.sort_by_key(|local| (Reverse(local.id), local.holder));
     let mut take_newer = |than: Option<SaveId>| -> Vec<_> {
@@ -143,45 +149,56 @@ fn choose<L: Learner>(
     let in_store = in_store.map(|found| found.manifest.id());
     damaged.sort();
     damaged.dedup();
-    damaged.retain(|(id, ..)| Some(*id) > in_store);
-    let mut skipped: Vec<String> =
-        damaged.iter().map(|(id, node, problem)| describe_local(*id, node, problem)).collect();
+    let describe =
+        |(id, node, problem): (SaveId, String, String)| (id, describe_local(id, &node, &problem));
+    let mut skipped: Vec<(SaveId, String)> = damaged.into_iter().map(describe).collect();
     let newer = take_newer(in_store);
     let rule = (local, in_store, &mut skipped);
-    if let Some(plan) = choose_local(newer, rule, collective, learner, context)? {
+    if let Some(mut plan) = choose_local(newer, rule, collective, learner, context)? {
+        name_skipped(&mut plan, &skipped, &[]);
         return Ok(plan);
     }
-    let mut stored = choose_in_store(collective, learner, context);
-    let best_in_store = match &mut stored {
-        Ok(RestorePlan { agreed: AgreedState { source, .. }, .. }) => match source {
-            StateSource::Checkpoint(restored) => {
-                skipped.append(&mut restored.skipped);
-                restored.skipped.clone_from(&skipped);
-                SaveId::parse(&restored.name)
-            }
-            StateSource::Fresh { skipped: all } => {
-                all.clone_from(&skipped);
-                return stored;
-            }
-            StateSource::Survivor { .. } => return stored,
+    let stored = choose_in_store(local, collective, learner, context);
+    let (best_in_store, skipped_in_store) = match &stored {
+        Ok(plan) => match &plan.agreed.source {
+            StateSource::Checkpoint(found) => (SaveId::parse(&found.name), found.skipped.clone()),
+            StateSource::Fresh { .. } | StateSource::Survivor { .. } => (None, Vec::new()),
         },
         Err(Error::Checkpoint(checkpoint::Error::NoUsableCheckpoint {
             skipped: damaged, ..
-        })) => {
-            skipped.extend_from_slice(damaged);
-            None
-        }
+        })) => (None, damaged.clone()),
         Err(_) => return stored,
     };
     // Newer ones in the store were damaged.
-    if best_in_store < in_store {
-        let rule = (local, best_in_store, &mut skipped);
-        let newer = take_newer(best_in_store);
-        if let Some(plan) = choose_local(newer, rule, collective, learner, context)? {
-            return Ok(plan);
-        }
+    let newer = if best_in_store < in_store { take_newer(best_in_store) } else { Vec::new() };
+    let has_newer = !newer.is_empty();
+    let rule = (local, best_in_store, &mut skipped);
+    if let Some(mut plan) = choose_local(newer, rule, collective, learner, context)? {
+        name_skipped(&mut plan, &skipped, &skipped_in_store);
+        return Ok(plan);
     }
-    stored
+    let mut plan = match has_newer {
+        // What ranks had read of the one in the store was overwritten.
+        true => choose_in_store(local, collective, learner, context)?,
+        false => stored?,
+    };
+    name_skipped(&mut plan, &skipped, &skipped_in_store);
+    Ok(plan)
+}
+
+/// Names the checkpoints that were skipped for that of the plan: local ones that are newer, or copies of it on other nodes,
+/// and those of the store.
+fn name_skipped(plan: &mut RestorePlan, local: &[(SaveId, String)], in_store: &[String]) {
+    let (used, has_copies, named) = match &mut plan.agreed.source {
+        StateSource::Checkpoint(restored) => {
+            (SaveId::parse(&restored.name), restored.local_of.is_some(), &mut restored.skipped)
+        }
+        StateSource::Fresh { skipped } => (None, false, skipped),
+        StateSource::Survivor { .. } => return,
+    };
+    let is_named = |id: SaveId| Some(id) > used || (has_copies && Some(id) == used);
+    let local = local.iter().filter(|(id, _)| is_named(*id)).map(|(_, text)| text);
+    *named = local.chain(in_store).cloned().collect();
 }
 
 /// A local checkpoint: the rank that has offered it and its number there.
@@ -196,10 +213,13 @@ fn describe_local(id: SaveId, node: &str, problem: &str) -> String {
     format!("{} of node {node} ({problem})", id.name())
 }
 
+/// The reader, the newest good checkpoint in the store, and what cannot be used.
+type LocalRule<'a, 'b, L> = (&'a LocalReader<'b, L>, Option<SaveId>, &'a mut Vec<(SaveId, String)>);
+
 /// The first of these local checkpoints that can be used, if one can; the newest good one in the store is `in_store`.
 fn choose_local<L: Learner>(
     newest: Vec<LocalChoice>,
-    (local, in_store, skipped): (&LocalReader<'_, L>, Option<SaveId>, &mut Vec<String>),
+    (local, in_store, skipped): LocalRule<'_, '_, L>,
     collective: &mut dyn Collective,
     learner: &mut L,
     context: RestoreContext<'_>,
@@ -214,7 +234,7 @@ fn choose_local<L: Learner>(
         moves(&manifest, learner)?;
         if let Some(problem) = damage {
             // Nodes that share a disk offer the same ones.
-            let text = describe_local(id, &node, &problem);
+            let text = (id, describe_local(id, &node, &problem));
             if !skipped.contains(&text) {
                 skipped.push(text);
             }
@@ -226,7 +246,7 @@ fn choose_local<L: Learner>(
         let position = &mut plan.agreed.position;
         (position.progress.saved, position.durable) = (Some(position.progress.step), in_store);
         if let StateSource::Checkpoint(restored) = &mut plan.agreed.source {
-            (restored.local_of, restored.skipped) = (Some(node), std::mem::take(skipped));
+            restored.local_of = Some(node);
         }
         return Ok(Some(plan));
     }
@@ -235,6 +255,7 @@ fn choose_local<L: Learner>(
 
 /// Rank 0 chooses the checkpoint in the store.
 fn choose_in_store<L: Learner>(
+    local: &LocalReader<'_, L>,
     collective: &mut dyn Collective,
     learner: &mut L,
     context: RestoreContext<'_>,
@@ -275,6 +296,7 @@ fn choose_in_store<L: Learner>(
     })?;
     let (changes, outdated) = accepted?;
     let Some(ResumePoint { manifest, other_store, skipped }) = found else {
+        local.renew(learner)?;
         let position = context.position(Progress::default(), None, Generation(0));
         let provider = match spec.model.pretrained.is_empty() {
             true => StateProvider::Seed,
@@ -344,11 +366,13 @@ fn plan(
 struct LocalReader<'a, L: Learner> {
     offered: Vec<FoundCheckpoint>,
     build: &'a BuildLearner<L>,
+    /// Whether the learner has values of a local checkpoint.
+    has_read: Cell<bool>,
 }
 
 impl<L: Learner> LocalReader<'_, L> {
     /// Reads the whole state of a checkpoint on the rank that has offered it as this number. All ranks get the same result: the manifest, and
-    /// what is wrong, if anything: nothing is left of the state then.
+    /// what is wrong, if anything: the learner has no valid state then.
     fn read(
         &self,
         (holder, number): (Rank, usize),
@@ -370,13 +394,26 @@ impl<L: Learner> LocalReader<'_, L> {
             }
         });
         let damage = share_result(read, collective)?;
-        if damage.is_some() && mine.is_some() {
-            // The store may have no checkpoint at all, and then training begins with a learner that was never used.
-            *learner = (self.build)()?;
-        }
+        self.has_read.set(self.has_read.get() || mine.is_some());
         let manifest = manifests.into_iter().nth(holder.0 as usize).flatten();
         let manifest = manifest.ok_or(Error::Bug("the holder of a local checkpoint sent none"))?;
         Ok((manifest, damage))
+    }
+
+    /// Makes the learner one that was never used: training begins anew.
+    fn renew(&self, learner: &mut L) -> Result<(), Error> {
+        if !self.has_read.take() {
+            return Ok(());
+        }
+        let new = (self.build)()?;
+        if new.program() != learner.program() {
+            return Err(Error::Mismatch(
+                "the file of the network was replaced while the job started: start it again"
+                    .to_owned(),
+            ));
+        }
+        *learner = new;
+        Ok(())
     }
 }
 

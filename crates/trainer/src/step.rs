@@ -12,7 +12,7 @@ use baton_job::{
     exit::Class,
     message::{Activity, StepReport},
 };
-use baton_recipe::{JobSpec, guard::BatchMark, spec::Determinism};
+use baton_recipe::{JobSpec, guard::BatchMark};
 use tracing::trace;
 
 use crate::{
@@ -161,7 +161,6 @@ impl<L: Learner> Stepper<L> {
             leaf.set_vote(Votes::default().to_tail())?;
             self.fold.push(leaf, |sum, leaf| sum.add(leaf))?;
         }
-        let is_one = context.spec.precision.determinism == Determinism::Fast;
         let is_alone = collective.world_size() == 1;
         let mut exchange = GradientExchange {
             collective,
@@ -177,7 +176,7 @@ impl<L: Learner> Stepper<L> {
             let mut leaf = self.last_leaf(context, &next, &mut attempt, None)?;
             let whole = 0..leaf.value_count();
             let own = leaf.span(whole.clone())?;
-            let sums = PartialSums::of(&self.fold, (last, own), whole, is_one)?;
+            let sums = PartialSums::of(&self.fold, (last, own), whole)?;
             self.finish_pending(context.validity, exchange.collective, read)?;
             if !is_alone {
                 // Wait here, so that a device fault or delay before this point is not attributed to the other ranks.
@@ -189,7 +188,7 @@ impl<L: Learner> Stepper<L> {
         } else {
             exchange.beside(
                 |send| {
-                    let mut spans = Spans { ranges: &spans, sent: 0, is_one, send };
+                    let mut spans = Spans { ranges: &spans, sent: 0, send };
                     self.last_leaf(context, &next, &mut attempt, Some(&mut spans))
                 },
                 || reduce_began = Instant::now(),
@@ -374,7 +373,6 @@ struct Spans<'a, L: Learner> {
     ranges: &'a [Range<usize>],
     /// How many of them have been passed on.
     sent: usize,
-    is_one: bool,
     send: &'a mut dyn FnMut(PartialSums<<L::Leaf as Leaf>::LeafSpan>),
 }
 
@@ -394,7 +392,7 @@ impl<L: Learner> Spans<'_, L> {
             whole.add(&own)?;
             own = whole;
         }
-        let sums = PartialSums::of(fold, (virtual_rank, own), range.clone(), self.is_one)?;
+        let sums = PartialSums::of(fold, (virtual_rank, own), range.clone())?;
         (self.send)(sums);
         Ok(())
     }
@@ -422,7 +420,7 @@ impl<L: Learner> Spans<'_, L> {
         self.send_others(fold, virtual_rank, (None, leaf))?;
         for range in learner::rest(self.ranges, leaf.value_count()) {
             let own = leaf.span(range.clone())?;
-            (self.send)(PartialSums::of(fold, (virtual_rank, own), range, self.is_one)?);
+            (self.send)(PartialSums::of(fold, (virtual_rank, own), range)?);
         }
         Ok(())
     }

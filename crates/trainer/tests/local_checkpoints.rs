@@ -60,7 +60,8 @@ impl Job {
 
     /// The local checkpoints of a node.
     fn of_node(&self, node: &str) -> PathBuf {
-        self.disk(node).join(node)
+        // As in the store of the product: a dot is no letter.
+        self.disk(node).join(node.replace('.', "_2e"))
     }
 
     fn store(&self) -> PathBuf {
@@ -275,15 +276,18 @@ fn a_damaged_local_checkpoint_is_skipped_for_that_of_another_node_and_then_for_t
 
 #[test]
 fn nodes_that_share_a_disk_use_the_copy_of_either() {
-    for damaged in ["a", "b"] {
-        let mut job = Job::new(&["a", "b"]);
+    for damaged in ["a.b", "b"] {
+        let mut job = Job::new(&["a.b", "b"]);
         job.shares_disk = true;
         job.lose_all_ranks();
         job.damage(damaged);
         let ended = job.run(3, &Restore::default(), None);
         let (step, restored) = began(&ended);
-        let other = if damaged == "a" { "b" } else { "a" };
+        let other = if damaged == "b" { "a.b" } else { "b" };
         assert_eq!((step, restored.unwrap().local_of.as_deref()), (6, Some(other)));
+        assert!(
+            restored.unwrap().skipped.iter().all(|text| text.contains(&format!("node {damaged} ")))
+        );
         assert_eq!(digest(&ended), undisturbed());
     }
 }
@@ -369,6 +373,24 @@ fn a_local_checkpoint_is_used_in_place_of_a_damaged_one_in_the_store() {
     let [skipped] = &restored.unwrap().skipped[..] else { panic!("{restored:?}") };
     assert!(skipped.starts_with("step-0000000004-gen-000001 ("), "{skipped}");
     assert_eq!(digest(&ended), undisturbed());
+}
+
+#[test]
+fn the_state_is_that_of_the_store_if_its_newest_and_the_local_ones_after_the_next_are_damaged() {
+    for nodes in [&["a"][..], &["a", "b"]] {
+        let job = Job::new(nodes);
+        job.stop_after(1, 4);
+        // Store and machines have step 8; the store also step 4.
+        job.stop_after(2, 8);
+        let local = |node| job.of_node(node).join("step-0000000008-gen-000002");
+        nodes.iter().for_each(|node| damage(&local(node)));
+        damage(&job.store().join("step-0000000008-gen-000002"));
+        let ended = job.run(3, &Restore::default(), None);
+        let (step, restored) = began(&ended);
+        assert_eq!((step, restored.unwrap().local_of.as_deref()), (4, None), "{nodes:?}");
+        assert_eq!(restored.unwrap().skipped.len(), 1 + nodes.len(), "{restored:?}");
+        assert_eq!(digest(&ended), undisturbed(), "{nodes:?}");
+    }
 }
 
 #[test]

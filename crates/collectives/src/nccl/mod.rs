@@ -144,16 +144,16 @@ impl NcclCollective {
         self.link.take().map_or(Ok(()), |link| link.end(self.options.abort_timeout))
     }
 
-    /// Adds one partial sum per rank in NCCL's order.
+    /// Adds up this rank's partial sums, then those of all ranks in NCCL's order.
     fn sum_in_library_order(&mut self, parts: &mut [Part<'_>]) -> Result<(), Error> {
-        let [part] = parts else {
-            return Err(Error::Unsupported {
-                operation: operation::ALL_REDUCE,
-                what: "NCCL adds one partial sum per rank in its own order, not several",
-                remedy: "add them up first, or set precision.determinism = \"strict\"",
-            });
+        let Some((part, others)) = parts.split_first_mut() else {
+            let detail = "a rank passed no partial sum".to_owned();
+            return Err(Error::Protocol { operation: operation::ALL_REDUCE, detail });
         };
         let slice = self.on_device(operation::ALL_REDUCE, &mut part.buffer)?;
+        for other in others {
+            slice.add(self.on_device(operation::ALL_REDUCE, &mut other.buffer)?)?;
+        }
         self.work(operation::ALL_REDUCE, |link, context| link.all_reduce(context, slice))
     }
 
@@ -202,7 +202,7 @@ impl Collective for NcclCollective {
         self.bootstrap.world_size()
     }
 
-    /// With [`SummationOrder::Library`], `parts` must be one buffer; its node does not matter.
+    /// With [`SummationOrder::Library`], the nodes of `parts` do not matter.
     fn all_reduce(&mut self, virtual_ranks: u32, parts: &mut [Part<'_>]) -> Result<(), Error> {
         match self.options.order {
             SummationOrder::FixedTree => self.sum_in_tree(virtual_ranks, parts),

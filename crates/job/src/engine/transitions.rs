@@ -118,8 +118,9 @@ impl Engine {
         }
     }
 
-    /// Ends what still runs on a node that was in quarantine: it occupies the slots. The node was sent no launch before,
-    /// because its processes might have been the only ones with the state; all ranks have it now.
+    /// Ends what still runs on a node that was in quarantine: it occupies the slots. The node may have been sent no launch,
+    /// because its processes might have been the only ones with the state; all ranks have it now. If it was sent one, this
+    /// changes nothing.
     fn end_processes_after_quarantine(&mut self, node: &NodeId) {
         let Some(state) = self.nodes.get_mut(node).filter(|state| state.is_failing()) else {
             return;

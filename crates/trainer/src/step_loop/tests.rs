@@ -15,6 +15,7 @@ use crate::{
     learner::{Region, TensorLocation},
     linear::LinearLearner,
     local,
+    torch::{Device, TorchLearner, device},
 };
 
 fn trainer(store: &str) -> Trainer<LinearLearner> {
@@ -743,8 +744,14 @@ impl Learner for LateSpans {
 }
 
 /// The weights after a step of two ranks with two virtual ranks each, and two micro-batches for each of these.
-fn after_a_step<L: Learner>(wrap: fn(LinearLearner) -> L, overlap: bool) -> Vec<Vec<f32>> {
-    let overrides = ["train.virtual_ranks=4", "train.grad_accumulation=2", "train.global_batch=88"];
+fn after_a_step<L: Learner>(
+    build: fn(&JobSpec) -> Result<L, learner::Error>,
+    model: &[&str],
+    overlap: bool,
+) -> Vec<Vec<f32>> {
+    let accumulating =
+        ["train.virtual_ranks=4", "train.grad_accumulation=2", "train.global_batch=88"];
+    let overrides = [&accumulating, model].concat();
     let step = |mut collective: local::LocalCollective| {
         let trainer = trainer_on(Store::memory().unwrap(), &overrides);
         let rank = collective.rank().0;
@@ -752,7 +759,7 @@ fn after_a_step<L: Learner>(wrap: fn(LinearLearner) -> L, overlap: bool) -> Vec<
         let position = &trainer.position.progress;
         let mut feed = trainer.job.inputs.train_feed(position, block.clone());
         let next = step_metrics::before(&trainer.job, position);
-        let mut learner = wrap(LinearLearner::new(&trainer.job.spec, &InputType::Image).unwrap());
+        let mut learner = build(&trainer.job.spec).unwrap();
         let made = Stepper::new(block).step(
             &mut StepContext {
                 spec: &trainer.job.spec,
@@ -782,8 +789,35 @@ fn after_a_step<L: Learner>(wrap: fn(LinearLearner) -> L, overlap: bool) -> Vec<
 
 #[test]
 fn accumulated_gradients_are_the_same_whenever_their_spans_are_complete() {
-    let after = after_a_step(|learner| learner, false);
+    let linear = |spec: &JobSpec| LinearLearner::new(spec, &InputType::Image);
+    let late = |spec: &JobSpec| LinearLearner::new(spec, &InputType::Image).map(LateSpans);
+    let after = after_a_step(linear, &[], false);
     assert!(after[0].iter().any(|weight| *weight != 0.0));
-    assert_eq!(after_a_step(|learner| learner, true), after);
-    assert_eq!(after_a_step(LateSpans, true), after);
+    assert_eq!(after_a_step(linear, &[], true), after);
+    assert_eq!(after_a_step(late, &[], true), after);
+}
+
+#[test]
+fn accumulated_gradients_of_a_network_are_the_same_beside_the_backward_pass() {
+    let resnet = |spec: &JobSpec| {
+        device::set_threads(1);
+        TorchLearner::new(spec, &InputType::Image, Device::Cpu)
+    };
+    let model = ["model={ arch='resnet18', num_classes=10 }", "train.resolution=32"];
+    let frozen = ["model.pretrained=unused.safetensors", "model.freeze=['stem', 'layer1']"];
+    for model in [&model[..], &[&model[..], &frozen].concat()] {
+        let after = after_a_step(resnet, model, false);
+        assert!(after_a_step(resnet, model, true) == after, "{model:?}");
+    }
+}
+
+#[test]
+fn fast_sums_are_possible_on_any_number_of_ranks_in_the_fixed_tree() {
+    let fast = ["train.virtual_ranks=8", "train.global_batch=88", "precision.determinism=fast"];
+    let folder = tempfile::tempdir().unwrap();
+    let store = folder.path().to_str().unwrap();
+    let mut trainers: Vec<_> = (0..3).map(|_| trainer_with(store, &fast)).collect();
+    for (ended, _) in run_all(&mut trainers, Generation(1), &Restore::default()) {
+        assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+    }
 }

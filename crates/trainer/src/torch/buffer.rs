@@ -6,10 +6,10 @@ use tch::{Device, Tensor};
 use super::failure::During;
 use crate::learner::Error;
 
-/// The values of a contiguous f32 tensor that owns its storage, on its device. An empty tensor becomes an empty host
-/// buffer, because libtorch has no address for it.
+/// The values of a contiguous f32 tensor on its device. An empty tensor becomes an empty host buffer, because libtorch has
+/// no address for it.
 ///
-/// The caller must not use any other view of the storage while the buffer is in use.
+/// The caller must not use these values through another view of their storage while the buffer is in use.
 pub(super) fn lend(flat: &mut Tensor) -> BufferMut<'_> {
     let (start, len) = (flat.data_ptr(), flat.numel());
     if len == 0 {
@@ -22,8 +22,8 @@ pub(super) fn lend(flat: &mut Tensor) -> BufferMut<'_> {
         #[allow(unsafe_code)]
         return BufferMut::Device(unsafe { DeviceSliceMut::from_raw(start as u64, len, ordinal) });
     }
-    // SAFETY: the memory is initialised, lives as long as the tensor, which is borrowed, and is not
-    // touched through another view meanwhile.
+    // SAFETY: the memory is initialised, lives as long as the tensor, which is borrowed, and these values are not touched
+    // through another view meanwhile.
     #[allow(unsafe_code)]
     BufferMut::Host(unsafe { std::slice::from_raw_parts_mut(start.cast(), len) })
 }

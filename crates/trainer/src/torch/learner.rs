@@ -487,13 +487,16 @@ impl TorchLearner {
                 result
             }
             Some(completed) => {
-                let start = leaf.value_count() - TAIL - leaf.gradient.numel();
+                let start = self.layout.gradient_start() as usize;
                 let spans = self.spans.iter().map(|span| span.start - start..span.end - start);
                 let spans: Vec<Range<usize>> = spans.collect();
                 let gradient = &untracked(&leaf.gradient).during("view a leaf")?;
                 let (mut stage, mut others) = (0, Vec::new());
                 let mut finish = |mut gradients: Vec<(usize, Tensor)>| {
-                    let Some(span) = spans.get(stage) else { return Ok(()) };
+                    let Some(span) = spans.get(stage) else {
+                        others.append(&mut gradients);
+                        return Ok(());
+                    };
                     self.write_gradients(&gradients, gradient, std::slice::from_ref(span))?;
                     let offset = |index: usize| self.layout.parameters[index].offset as usize;
                     gradients.retain(|(index, _)| !span.contains(&offset(*index)));
@@ -788,7 +791,8 @@ impl TorchLeaf {
     }
 }
 
-/// Some values of a leaf, in its memory.
+/// Some values of a leaf, in its memory. The spans that are added up at the same time do not overlap, and the step keeps
+/// their leaves until all are back.
 #[derive(Debug)]
 pub struct TorchSpan(Tensor);
 
