@@ -1,4 +1,5 @@
-//! The loss of the host with the coordinator, measured. proof/ has the other faults of hosts and networks.
+//! The loss of the host with the coordinator, and what its ranks send to the others, measured. proof/ has the other
+//! faults of hosts and networks.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
@@ -9,7 +10,7 @@ use std::time::Instant;
 
 use baton_proto::v1::{DrainRequest, get_status_response::Phase};
 use baton_tests::Cluster;
-use namespaces::{add_host, address, assert_inside, ip, launcher, run_inside};
+use namespaces::{BRIDGE, add_host, address, assert_inside, ip, launcher, run_inside};
 
 const HOSTS: usize = 3;
 const RANKS: u32 = 2;
@@ -88,4 +89,55 @@ async fn a_destroyed_host_inside_the_namespaces() {
     let (epochs, disturbed) = cluster.newest_epoch();
     let undisturbed = Cluster::of_epochs(epochs).set(VIRTUAL_RANKS).run_to_the_end(2).await;
     assert!(disturbed == undisturbed);
+}
+
+#[test]
+fn ranks_of_a_host_send_one_sum_to_the_others() {
+    run_inside("one_sum_inside_the_namespaces");
+}
+
+/// Bytes that the first host has sent to the bridge.
+fn sent_by_the_first_host() -> u64 {
+    let counters = ip("-n n1 -s -j link show dev e1");
+    let counters: serde_json::Value = serde_json::from_str(&counters).unwrap();
+    counters[0]["stats64"]["tx"]["bytes"].as_u64().expect("bytes sent")
+}
+
+#[tokio::test]
+#[ignore = "started by the test above, inside namespaces"]
+async fn one_sum_inside_the_namespaces() {
+    assert_inside();
+    /// Steps between two looks.
+    const STEPS: u64 = 100;
+    // Softmax regression on 64×64 RGB: weights and biases of 10 classes, in f32.
+    let gradient = 4.0 * f64::from((64 * 64 * 3 + 1) * 10);
+    let mut cluster = set_up(Cluster::endless()).set("train.resolution=64");
+    (1..=2).for_each(add_host);
+    let listen = format!("{BRIDGE}:0");
+    cluster.start_coordinator(&["--listen", &listen, "--insecure"]).await;
+    (1..=2).for_each(|host| start_agent(&mut cluster, host));
+    trains(&cluster, 2 * RANKS, 0).await;
+    let after = async |step: u64| {
+        let is_there = async || {
+            let latest = cluster.status().await.latest?;
+            (latest.step >= step).then(|| (latest.step, sent_by_the_first_host()))
+        };
+        cluster.until(&format!("step {step}"), is_there).await
+    };
+    let (first, before) = after(1).await;
+    let (last, sent) = after(first + STEPS).await;
+    let of_a_step = (sent - before) as f64 / (last - first) as f64 / gradient;
+    println!("the first host sends {of_a_step:.2} times the gradient in a step");
+    // A ring of four ranks sends 2 · 3/4 of it over the border of a host; without a sum of each host it would be 2.
+    // One sum of each of two hosts, and then one half of the total, are 1.
+    assert!((0.9..=1.25).contains(&of_a_step), "{of_a_step}");
+
+    let reason = "enough".to_owned();
+    cluster.client().await.drain(DrainRequest { reason }).await.unwrap();
+    for _ in 1..=2 {
+        cluster.agent_ends(0).await;
+    }
+    let (epochs, with_hosts) = cluster.newest_epoch();
+    let alone = Cluster::of_epochs(epochs).set(VIRTUAL_RANKS).set("train.resolution=64");
+    assert!(with_hosts == { alone }.run_to_the_end(1).await);
 }

@@ -11,7 +11,7 @@ use std::{
 };
 
 use baton_collectives::{
-    BufferMut, Collective, Part, TreeNode,
+    BufferMut, Collective, Machines, Part, TreeNode,
     nccl::{self, NcclCollective},
     tcp::TcpCollective,
 };
@@ -165,7 +165,7 @@ fn connect() -> Result<NcclCollective, String> {
         abort_timeout: Duration::from_secs(5),
     };
     let alone = TcpCollective::alone(timeout).map_err(text)?;
-    NcclCollective::connect(Box::new(alone), 0, options).map_err(text)
+    NcclCollective::connect(Box::new(alone), Machines::one(1), 0, options).map_err(text)
 }
 
 fn nccl_world_of_one() -> Result<String, String> {

@@ -19,12 +19,14 @@ pub mod buffer;
 mod cuda;
 mod error;
 pub mod nccl;
+mod schedule;
 pub mod tcp;
 pub mod tree;
 
 pub use abort::AbortHandle;
 pub use buffer::{BufferMut, DeviceSliceMut};
 pub use error::{Error, Membership};
+pub use schedule::Machines;
 pub use tree::{Part, TreeNode};
 
 use baton_job::Rank;

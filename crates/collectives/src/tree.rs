@@ -112,15 +112,10 @@ impl<T> Fold<T> {
     }
 }
 
-/// The maximal subtrees of `rank`, in ascending order.
-pub(crate) fn subtrees_of(rank: Rank, world_size: u32, virtual_ranks: u32) -> Vec<TreeNode> {
-    maximal_subtrees(virtual_block(virtual_ranks, rank, world_size))
-}
-
-/// The slice of `len` values that `rank` owns: it completes their sum.
-pub(crate) fn slice_of(rank: Rank, world_size: u32, len: usize) -> Range<usize> {
-    let boundary = |rank: u32| (len as u128 * u128::from(rank) / u128::from(world_size)) as usize;
-    boundary(rank.0)..boundary(rank.0 + 1)
+/// The `index`-th of `count` slices of `len` values.
+pub(crate) fn slice_of(index: u32, count: u32, len: usize) -> Range<usize> {
+    let boundary = |index: u32| (len as u128 * u128::from(index) / u128::from(count)) as usize;
+    boundary(index)..boundary(index + 1)
 }
 
 /// The number of values in each of `parts`, which must be the maximal subtrees of `rank`.
@@ -140,7 +135,7 @@ pub fn check_parts(
              and at least one for each rank"
         ));
     }
-    let expected = subtrees_of(rank, world_size, virtual_ranks);
+    let expected = maximal_subtrees(virtual_block(virtual_ranks, rank, world_size));
     if !parts.iter().map(|part| part.node).eq(expected.iter().copied()) {
         let given: Vec<TreeNode> = parts.iter().map(|part| part.node).collect();
         return refuse(format!("rank {rank} must pass the sums of {expected:?}, not {given:?}"));
@@ -274,7 +269,7 @@ mod tests {
         fn slices_of_the_ranks_cover_all_values_once_and_evenly(world in 1u32..40, len in 0usize..500) {
             let mut next = 0;
             for rank in 0..world {
-                let slice = slice_of(Rank(rank), world, len);
+                let slice = slice_of(rank, world, len);
                 prop_assert_eq!(slice.start, next);
                 let even = len / world as usize;
                 prop_assert!(slice.len() == even || slice.len() == even + 1);

@@ -16,7 +16,7 @@ use std::{
 
 use baton_checkpoint::Store;
 use baton_collectives::{
-    Collective,
+    Collective, Machines,
     nccl::{self, NcclCollective},
     tcp::{self, TcpCollective},
 };
@@ -382,7 +382,8 @@ impl RankProcess {
                     operation_timeout: operation,
                     abort_timeout: NCCL_ABORT_TIMEOUT,
                 };
-                let group = NcclCollective::connect(Box::new(tcp), ordinal, options)?;
+                let machines = Machines::of_addresses(&meeting.peers);
+                let group = NcclCollective::connect(Box::new(tcp), machines, ordinal, options)?;
                 info!(version = %nccl::version()?, order = ?options.order, "NCCL");
                 Ok(Box::new(group))
             }

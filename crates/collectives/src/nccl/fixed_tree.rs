@@ -1,34 +1,28 @@
-//! Sums in the fixed tree, added on the device: the algorithm of [`tcp`](crate::tcp) with NCCL messages.
-//!
-//! Rank *r* owns the *r*-th of W slices. Every rank sends to each other rank that rank's slice of all its partial sums.
-//! The owner completes the tree for its slice and sends the result to all ranks.
+//! Sums in the fixed tree, added on the device: a [schedule](crate::schedule) with NCCL messages.
 #![allow(unsafe_code)]
 
 use baton_gpu::{Adder, Device, DeviceMemory, Stream, copy};
 use baton_job::Rank;
 
 use super::ffi::{Communicator, DeviceValues};
-use crate::Error;
-use crate::tree::{self, Fold, TreeNode, slice_of};
-
-/// Alignment of received data, in values: 256 bytes, which is efficient for messages and kernels.
-const RECEIVE_ALIGNMENT: usize = 64;
+use crate::schedule::{Additions, RankMemory, SumRegion, SumSchedule, SumStage};
+use crate::{Error, Machines};
 
 /// Resources that a rank keeps from one sum to the next.
 #[derive(Debug)]
 pub(super) struct FixedTree {
     device: Device,
     rank: Rank,
-    world_size: u32,
+    machines: Machines,
     adder: Adder,
-    /// Memory for the slices that other ranks send.
+    /// RankMemory for what other ranks send.
     received: Option<DeviceMemory>,
 }
 
 impl FixedTree {
-    pub(super) fn new(device: Device, rank: Rank, world_size: u32) -> Result<Self, Error> {
+    pub(super) fn new(device: Device, rank: Rank, machines: Machines) -> Result<Self, Error> {
         let adder = Adder::new(device)?;
-        Ok(Self { device, rank, world_size, adder, received: None })
+        Ok(Self { device, rank, machines, adder, received: None })
     }
 
     /// The plan for adding `sums`, this rank's partial sums of equal length.
@@ -37,26 +31,13 @@ impl FixedTree {
         virtual_ranks: u32,
         sums: Vec<DeviceValues>,
     ) -> Result<TreeSumPlan, Error> {
-        let (me, world_size) = (self.rank, self.world_size);
-        let own = slice_of(me, world_size, sums[0].len);
-        let stride = own.len().next_multiple_of(RECEIVE_ALIGNMENT);
-        let subtrees = |rank| tree::subtrees_of(rank, world_size, virtual_ranks);
-        let nodes: Vec<Vec<TreeNode>> = (0..world_size).map(|rank| subtrees(Rank(rank))).collect();
-        let foreign = nodes.iter().map(Vec::len).sum::<usize>() - sums.len();
-
-        let mut unused = self.receive_memory(foreign * stride)?;
-        let mut allocate = || {
-            let values = DeviceValues { address: unused, len: own.len() };
-            unused += (stride * size_of::<f32>()) as u64;
-            values
+        let len = sums.first().map_or(0, |sum| sum.len);
+        let schedule = SumSchedule::new(&self.machines, self.rank, virtual_ranks, len);
+        let received = DeviceValues {
+            address: self.receive_memory(schedule.received)?,
+            len: schedule.received,
         };
-        let mut leaves = Vec::new();
-        for (rank, nodes) in (0..).map(Rank).zip(nodes) {
-            let mut mine = sums.iter().map(|sum| sum.narrow(own.clone()));
-            let mut values = || if rank == me { mine.next() } else { Some(allocate()) };
-            leaves.push(nodes.into_iter().filter_map(|node| Some((node, values()?))).collect());
-        }
-        Ok(TreeSumPlan { rank: me, world_size, adder: self.adder, sums, leaves })
+        Ok(TreeSumPlan { adder: self.adder, stages: schedule.stages, sums, received })
     }
 
     /// Address of memory for this many received values; the memory is reused if it is large enough.
@@ -77,12 +58,10 @@ type NcclChannel<'a> = (&'a Communicator, &'a Stream);
 /// The work for one sum.
 #[derive(Debug)]
 pub(super) struct TreeSumPlan {
-    rank: Rank,
-    world_size: u32,
     adder: Adder,
+    stages: Vec<SumStage>,
     sums: Vec<DeviceValues>,
-    /// For each rank: its subtrees, with the address of this rank's slice of each.
-    leaves: Vec<Vec<(TreeNode, DeviceValues)>>,
+    received: DeviceValues,
 }
 
 impl TreeSumPlan {
@@ -93,82 +72,66 @@ impl TreeSumPlan {
     pub(super) unsafe fn queue(
         &self,
         channel: NcclChannel<'_>,
-        wait_until_ready: impl FnOnce() -> Result<(), Error>,
+        wait_until_ready: impl Fn() -> Result<(), Error>,
     ) -> Result<(), Error> {
-        // SAFETY: guaranteed by the caller for the sums. Received data is in this object's own memory, which is
-        // replaced only when a later sum is planned, after this one.
-        unsafe {
-            self.exchange_slices(channel)?;
+        for stage in &self.stages {
+            // SAFETY: guaranteed by the caller for the sums. Received data is in this object's own memory, which is
+            // replaced only when a later sum is planned, after this one.
+            unsafe { self.exchange(stage, channel)? };
+            // A non-blocking communicator may queue its messages later; what follows must come after them.
             wait_until_ready()?;
-            self.complete(channel.1)?;
-            self.gather_slices(channel)
-        }
-    }
-
-    /// # Safety
-    /// As [`queue`](Self::queue).
-    unsafe fn exchange_slices(&self, (nccl, stream): NcclChannel<'_>) -> Result<(), Error> {
-        nccl.group(|| {
-            for (peer, leaves) in self.peers() {
-                for sum in &self.sums {
-                    // SAFETY: guaranteed by the caller.
-                    unsafe { nccl.send(stream, peer, sum.narrow(self.slice(peer))) }?;
-                }
-                for (_, received) in leaves {
-                    // SAFETY: as above.
-                    unsafe { nccl.receive(stream, peer, *received) }?;
-                }
-            }
-            Ok(())
-        })
-    }
-
-    /// Adds up all ranks' subtrees of this rank's slice.
-    ///
-    /// # Safety
-    /// As [`queue`](Self::queue).
-    unsafe fn complete(&self, stream: &Stream) -> Result<(), Error> {
-        let own = self.sums[0].narrow(self.slice(self.rank));
-        let mut fold = Fold::new(0);
-        for (node, values) in self.leaves.iter().flatten() {
-            fold.push_node(*node, values.address, |left, right| {
-                // SAFETY: guaranteed by the caller; subtrees do not overlap.
-                unsafe { self.adder.add(stream, *left, *right, own.len) }
-            })?;
-        }
-        // The total is where the leftmost subtree was, in rank 0's memory range.
-        for (_, total) in fold.finish() {
-            if total != own.address {
+            for additions in &stage.additions {
                 // SAFETY: as above.
-                unsafe { copy(stream, own.address, total, own.len * size_of::<f32>()) }?;
+                unsafe { self.add(additions, channel.1)? };
             }
         }
         Ok(())
     }
 
-    /// Every rank sends its finished slice to all others.
-    ///
     /// # Safety
     /// As [`queue`](Self::queue).
-    unsafe fn gather_slices(&self, (nccl, stream): NcclChannel<'_>) -> Result<(), Error> {
-        let total = self.sums[0];
+    unsafe fn exchange(
+        &self,
+        stage: &SumStage,
+        (nccl, stream): NcclChannel<'_>,
+    ) -> Result<(), Error> {
         nccl.group(|| {
-            for (peer, _) in self.peers() {
-                // SAFETY: guaranteed by the caller.
-                unsafe {
-                    nccl.send(stream, peer, total.narrow(self.slice(self.rank)))?;
-                    nccl.receive(stream, peer, total.narrow(self.slice(peer)))?;
+            for (peer, transfer) in &stage.transfers {
+                for region in &transfer.send {
+                    // SAFETY: guaranteed by the caller.
+                    unsafe { nccl.send(stream, *peer, self.values(region)) }?;
+                }
+                for region in &transfer.receive {
+                    // SAFETY: as above.
+                    unsafe { nccl.receive(stream, *peer, self.values(region)) }?;
                 }
             }
             Ok(())
         })
     }
 
-    fn slice(&self, rank: Rank) -> std::ops::Range<usize> {
-        slice_of(rank, self.world_size, self.sums[0].len)
+    /// # Safety
+    /// As [`queue`](Self::queue).
+    unsafe fn add(&self, additions: &Additions, stream: &Stream) -> Result<(), Error> {
+        let term = |index: usize| self.values(&additions.terms[index]);
+        for &(left, right) in &additions.pairs {
+            let (left, right) = (term(left), term(right));
+            // SAFETY: guaranteed by the caller; terms do not overlap.
+            unsafe { self.adder.add(stream, left.address, right.address, left.len) }?;
+        }
+        if let Some(to) = additions.copy_first_to {
+            let (to, from) = (term(to), term(0));
+            // SAFETY: as above.
+            unsafe { copy(stream, to.address, from.address, to.len * size_of::<f32>()) }?;
+        }
+        Ok(())
     }
 
-    fn peers(&self) -> impl Iterator<Item = (Rank, &Vec<(TreeNode, DeviceValues)>)> {
-        (0..).map(Rank).zip(&self.leaves).filter(|(rank, _)| *rank != self.rank)
+    fn values(&self, region: &SumRegion) -> DeviceValues {
+        let memory = match region.memory {
+            RankMemory::Sum(index) => self.sums[index],
+            RankMemory::Received => self.received,
+        };
+        memory.narrow(region.range.clone())
     }
 }

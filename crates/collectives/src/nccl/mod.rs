@@ -31,7 +31,9 @@ use std::time::{Duration, Instant};
 use baton_gpu::Device;
 use baton_job::Rank;
 
-use crate::{AbortHandle, BufferMut, Collective, DeviceSliceMut, Error, Part, operation, tree};
+use crate::{
+    AbortHandle, BufferMut, Collective, DeviceSliceMut, Error, Machines, Part, operation, tree,
+};
 use ffi::NcclUniqueId;
 pub use ffi::{Version, is_present, version};
 use fixed_tree::FixedTree;
@@ -74,13 +76,14 @@ pub struct NcclCollective {
 }
 
 impl NcclCollective {
-    /// Sets up NCCL between the ranks of `bootstrap`; this rank uses the CUDA device `device`. Later, `bootstrap` is
-    /// used for data that is not on a GPU, and its abort handle becomes that of this group.
+    /// Sets up NCCL between the ranks of `bootstrap`, which are on `machines`; this rank uses the CUDA device `device`.
+    /// Later, `bootstrap` is used for data that is not on a GPU, and its abort handle becomes that of this group.
     ///
     /// # Errors
     /// NCCL or CUDA is missing or fails; a late peer; an abort.
     pub fn connect(
         mut bootstrap: Box<dyn Collective>,
+        machines: Machines,
         device: i32,
         options: NcclOptions,
     ) -> Result<Self, Error> {
@@ -96,7 +99,7 @@ impl NcclCollective {
         let (rank, world_size) = (bootstrap.rank(), bootstrap.world_size());
         let tree = match options.order {
             SummationOrder::FixedTree if world_size > 1 => {
-                Some(FixedTree::new(gpu, rank, world_size)?)
+                Some(FixedTree::new(gpu, rank, machines)?)
             }
             SummationOrder::FixedTree | SummationOrder::Library => None,
         };

@@ -38,7 +38,7 @@ fn a_communicator_without_a_gpu_is_a_typed_error() {
         return assert_missing(Communicator::begin([0; 128], Rank(0), 1));
     }
     // No machine has this device; whether the driver or the device is missing depends on the machine.
-    let refused = NcclCollective::connect(alone(), 4096, OPTIONS).unwrap_err();
+    let refused = NcclCollective::connect(alone(), Machines::one(1), 4096, OPTIONS).unwrap_err();
     assert!(matches!(refused, Error::LibraryMissing { .. } | Error::Gpu(_)), "{refused}");
 
     let communicator = Communicator::begin(ffi::unique_id().unwrap(), Rank(0), 1);
@@ -60,9 +60,9 @@ fn a_communicator_without_a_gpu_is_a_typed_error() {
 #[test]
 fn connecting_without_the_library_reports_how_to_install_it() {
     if !is_present() {
-        return assert_missing(NcclCollective::connect(alone(), 0, OPTIONS));
+        return assert_missing(NcclCollective::connect(alone(), Machines::one(1), 0, OPTIONS));
     }
-    match NcclCollective::connect(alone(), 0, OPTIONS) {
+    match NcclCollective::connect(alone(), Machines::one(1), 0, OPTIONS) {
         Ok(mut group) => assert_eq!(group.all_gather_bytes(b"me").unwrap(), [b"me"]),
         Err(error) => assert!(Device::open(0).is_err(), "{error}"),
     }

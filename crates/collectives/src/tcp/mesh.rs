@@ -1,5 +1,6 @@
 //! The connections of a group, and message exchange over all of them at the same time.
 
+use std::collections::VecDeque;
 use std::io::{self, IoSlice, Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -16,7 +17,7 @@ use crate::Error;
 pub(super) struct Mesh {
     pub(super) rank: Rank,
     pub(super) abort_signal: AbortSignal,
-    /// Indexed by rank; `None` for this rank. Non-blocking.
+    /// Indexed by rank; `None` for this rank, and for all when they are closed. Non-blocking.
     streams: Vec<Option<TcpStream>>,
     /// Number of exchanges so far.
     sequence: u64,
@@ -28,8 +29,8 @@ pub(super) struct Message<'a> {
     pub(super) peer: Rank,
     /// The pieces of one message.
     pub(super) send: Option<Vec<&'a [u8]>>,
-    /// Must have the length of the message.
-    pub(super) receive: Option<&'a mut [u8]>,
+    /// Together, they must have the length of the message.
+    pub(super) receive: Option<Vec<&'a mut [u8]>>,
 }
 
 impl Mesh {
@@ -43,6 +44,11 @@ impl Mesh {
 
     pub(super) fn world_size(&self) -> u32 {
         self.streams.len() as u32
+    }
+
+    /// Ends all connections.
+    pub(super) fn close(&mut self) {
+        self.streams.fill_with(|| None);
     }
 
     /// All other ranks.
@@ -67,7 +73,7 @@ impl Mesh {
         for Message { peer, send, receive } in messages {
             let Some(stream) = &self.streams[peer.0 as usize] else { continue };
             let outgoing = send.map(|pieces| Outgoing::new(header, pieces));
-            let incoming = receive.map(|body| Incoming::new(header(body.len()), body));
+            let incoming = receive.map(|pieces| Incoming::new(header, pieces));
             transfers.push(Transfer { peer, stream, outgoing, incoming });
         }
         loop {
@@ -159,38 +165,54 @@ impl<'a> Outgoing<'a> {
 struct Incoming<'a> {
     expected: MessageHeader,
     header: [u8; MessageHeader::SIZE],
-    body: &'a mut [u8],
-    /// Number of bytes received, of header and body.
-    received: usize,
+    /// Number of bytes of the header received.
+    header_received: usize,
+    /// What is not filled yet.
+    pieces: VecDeque<&'a mut [u8]>,
 }
 
 impl<'a> Incoming<'a> {
-    fn new(expected: MessageHeader, body: &'a mut [u8]) -> Self {
-        Self { expected, header: [0; MessageHeader::SIZE], body, received: 0 }
+    fn new(header: impl FnOnce(usize) -> MessageHeader, pieces: Vec<&'a mut [u8]>) -> Self {
+        let expected = header(pieces.iter().map(|piece| piece.len()).sum());
+        let header = [0; MessageHeader::SIZE];
+        Self { expected, header, header_received: 0, pieces: pieces.into() }
     }
 
     /// The header, if it has arrived and is not the expected one.
     fn unexpected_header(&self) -> Option<MessageHeader> {
         let header = MessageHeader::decode(&self.header);
-        (self.received >= MessageHeader::SIZE && header != self.expected).then_some(header)
+        (self.header_received == MessageHeader::SIZE && header != self.expected).then_some(header)
     }
 
     /// Reads what is available, at first only up to the end of the header; returns whether the message is complete.
     fn read(&mut self, mut stream: &TcpStream) -> io::Result<bool> {
-        loop {
-            let rest = match self.received.checked_sub(MessageHeader::SIZE) {
-                None => &mut self.header[self.received..],
-                Some(start) => &mut self.body[start..],
-            };
-            if rest.is_empty() {
-                return Ok(true);
-            }
-            match now_or_later(stream.read(rest))? {
+        while self.header_received < MessageHeader::SIZE {
+            match now_or_later(stream.read(&mut self.header[self.header_received..]))? {
                 None => return Ok(false),
                 Some(0) => return Err(closed()),
-                Some(count) => self.received += count,
+                Some(count) => self.header_received += count,
+            }
+            if self.unexpected_header().is_some() {
+                return Ok(false);
             }
         }
+        while let Some(piece) = self.pieces.pop_front() {
+            if piece.is_empty() {
+                continue;
+            }
+            let read = now_or_later(stream.read(piece))?;
+            match read {
+                Some(0) => return Err(closed()),
+                Some(count) if count == piece.len() => {}
+                count => {
+                    self.pieces.push_front(&mut piece[count.unwrap_or(0)..]);
+                    if count.is_none() {
+                        return Ok(false);
+                    }
+                }
+            }
+        }
+        Ok(true)
     }
 }
 

@@ -5,18 +5,18 @@
 //! | `handshake` | connecting the ranks of one generation, and rejecting all other connections |
 //! | `proof` | how both ends of a connection prove that they know the generation's secret |
 //! | `mesh` | the connections, and message exchange over all of them at the same time |
+//! | `host_memory` | the values that an all-reduce sends, receives and adds |
 //! | `wait` | waiting until a socket is ready, the deadline passes or the group is aborted |
 //! | `wire` | the format of the bytes |
 //!
-//! **All-reduce.** Rank *r* owns the *r*-th of W slices. Each rank sends to each other rank that rank's slice of all
-//! its partial sums. The owner completes the fixed tree for its slice and sends the result to all ranks. With one
-//! partial sum per rank this transfers the minimum, 2(W−1)/W of the buffer, out of and into every rank, and the
-//! additions are the same for every owner.
+//! **All-reduce.** As `schedule` plans it: ranks that share a machine, by their addresses, add up among themselves
+//! first.
 //!
-//! **Broadcast.** The root sends each rank its slice; then all ranks exchange their slices as above, so that the root
+//! **Broadcast.** The root sends each rank its slice; then all ranks send their slices to each other, so that the root
 //! is not the bottleneck.
 
 mod handshake;
+mod host_memory;
 mod mesh;
 mod proof;
 mod wait;
@@ -25,7 +25,6 @@ mod wire;
 #[cfg(test)]
 mod tests;
 
-use std::convert::Infallible;
 use std::net::TcpListener;
 use std::time::Duration;
 
@@ -33,15 +32,14 @@ use baton_job::{Generation, MeshSecret, Rank};
 use bytemuck::{cast_slice, cast_slice_mut};
 
 use crate::buffer::Staged;
-use crate::tree::{self, Fold, slice_of};
-use crate::{AbortHandle, BufferMut, Collective, Error, Membership, Part, TreeNode, operation};
+use crate::schedule::SumSchedule;
+use crate::tree::{self, slice_of};
+use crate::{AbortHandle, BufferMut, Collective, Error, Machines, Membership, Part, operation};
+use host_memory::HostMemory;
 use mesh::{Mesh, Message};
 pub use proof::draw_secret;
 use wait::{AbortSignal, OperationContext};
 use wire::MessageKind;
-
-/// Number of values added at a time: 32 KiB of each partial sum.
-const SUM_BLOCK_LEN: usize = 8 << 10;
 
 /// A socket that accepts connections of the other ranks of one generation.
 ///
@@ -100,9 +98,10 @@ pub struct RankGroup<'a> {
 #[derive(Debug)]
 pub struct TcpCollective {
     mesh: Mesh,
+    machines: Machines,
     operation_timeout: Duration,
     broken: bool,
-    /// Memory for the partial sums of other ranks, kept for reuse.
+    /// RankMemory for the partial sums of other ranks, kept for reuse.
     received: Vec<f32>,
     /// Host copies of device buffers, kept for reuse.
     staging: Vec<Vec<f32>>,
@@ -139,6 +138,7 @@ impl TcpCollective {
         let streams = handshake::connect_all(listener.socket, me, peers, secret, &context)?;
         Ok(Self {
             mesh: Mesh::new(rank, abort_signal, streams),
+            machines: Machines::of_addresses(peers),
             operation_timeout: options.operation_timeout,
             broken: false,
             received: Vec::new(),
@@ -172,87 +172,55 @@ impl TcpCollective {
         if self.broken {
             return Err(Error::Broken { operation });
         }
-        self.broken = true;
-        let done = body(self, &context)?;
-        self.broken = false;
-        Ok(done)
+        let done = body(self, &context);
+        if done.is_err() {
+            self.broken = true;
+            // A rank that exchanges nothing with the lost one learns of it in this way. Elsewhere each sees it itself,
+            // and its error names the right rank.
+            if !self.machines.are_flat() {
+                self.mesh.close();
+            }
+        }
+        done
     }
 
-    /// Completes the tree for this rank's slice over the partial sums of all ranks; `sums` are this rank's. The result
-    /// is written to `sums[0]`.
-    fn sum_own_slice(
+    /// Adds up the partial sums of all ranks; `sums` are this rank's. The result is written to `sums[0]`.
+    fn add_up(
         &mut self,
         context: &OperationContext<'_>,
         virtual_ranks: u32,
-        sums: &mut [&mut [f32]],
+        sums: Vec<&mut [f32]>,
     ) -> Result<(), Error> {
-        let (me, world_size) = (self.rank(), self.world_size());
-        let len = sums[0].len();
-        let own = slice_of(me, world_size, len);
-        let nodes: Vec<Vec<TreeNode>> = (0..world_size)
-            .map(|rank| tree::subtrees_of(Rank(rank), world_size, virtual_ranks))
-            .collect();
-
-        let foreign: usize = nodes.iter().map(Vec::len).sum::<usize>() - sums.len();
-        self.received.resize(foreign * own.len(), 0.0);
-        let mut unused = &mut self.received[..];
-        let mut messages = Vec::new();
-        for peer in self.mesh.peers() {
-            let theirs = slice_of(peer, world_size, len);
-            let (receive, rest) = unused.split_at_mut(nodes[peer.0 as usize].len() * own.len());
-            unused = rest;
-            messages.push(Message {
-                peer,
-                send: Some(sums.iter().map(|sum| cast_slice(&sum[theirs.clone()])).collect()),
-                receive: Some(cast_slice_mut(receive)),
-            });
-        }
-        self.mesh.exchange(context, MessageKind::AllReduce, virtual_ranks, messages)?;
-        // In blocks that stay in the cache, because each value is part of several additions.
-        for offset in (0..own.len()).step_by(SUM_BLOCK_LEN) {
-            let block = offset..own.len().min(offset + SUM_BLOCK_LEN);
-            let mut received =
-                self.received.chunks_exact_mut(own.len()).map(|sum| &mut sum[block.clone()]);
-            let mut mine = sums.iter_mut().map(|sum| &mut sum[own.clone()][block.clone()]);
-            let mut fold = Fold::new(0);
-            for (rank, nodes) in (0..).map(Rank).zip(&nodes) {
-                let from: &mut dyn Iterator<Item = &mut [f32]> =
-                    if rank == me { &mut mine } else { &mut received };
-                for (&node, sum) in nodes.iter().zip(from) {
-                    let Ok(()) = fold.push_node(node, sum, |left, right| {
-                        tree::add(left, right);
-                        Ok::<_, Infallible>(())
-                    });
-                }
-            }
-            drop(fold);
-            // The total is where the leftmost sum was, in the memory of rank 0's sums.
-            if me != Rank(0) {
-                sums[0][own.clone()][block.clone()].copy_from_slice(&self.received[block]);
-            }
+        let len = sums.first().map_or(0, |sum| sum.len());
+        let schedule = SumSchedule::new(&self.machines, self.rank(), virtual_ranks, len);
+        self.received.resize(schedule.received, 0.0);
+        let mut memory = HostMemory { sums, received: &mut self.received };
+        for stage in &schedule.stages {
+            let messages = memory.messages(stage)?;
+            self.mesh.exchange(context, MessageKind::AllReduce, virtual_ranks, messages)?;
+            stage.additions.iter().try_for_each(|additions| memory.add(additions))?;
         }
         Ok(())
     }
 
-    /// Every rank sends its slice of `values` to all others, except to `complete`, which has all slices already.
+    /// Every rank sends its slice of `values` to all others, except to `root`, which has all slices already.
     fn gather_slices(
         &mut self,
         context: &OperationContext<'_>,
-        (kind, argument): (MessageKind, u32),
+        root: Rank,
         values: &mut [f32],
-        complete: Option<Rank>,
     ) -> Result<(), Error> {
         let me = self.rank();
         let mut slices = split_slices(values, self.world_size());
         let mine = &*std::mem::take(&mut slices[me.0 as usize]);
         let message = |peer: Rank| Message {
             peer,
-            send: (complete != Some(peer)).then(|| vec![cast_slice(mine)]),
-            receive: (complete != Some(me))
-                .then(|| cast_slice_mut(std::mem::take(&mut slices[peer.0 as usize]))),
+            send: (root != peer).then(|| vec![cast_slice(mine)]),
+            receive: (root != me)
+                .then(|| vec![cast_slice_mut(std::mem::take(&mut slices[peer.0 as usize]))]),
         };
         let messages = self.mesh.peers().map(message).collect();
-        self.mesh.exchange(context, kind, argument, messages)
+        self.mesh.exchange(context, MessageKind::Broadcast, root.0, messages)
     }
 
     /// Every rank sends `mine` to all others; the entries of `all` must have the right lengths already.
@@ -267,7 +235,7 @@ impl TcpCollective {
             if rank == self.rank() {
                 bytes.as_mut().copy_from_slice(mine);
             } else {
-                let (send, receive) = (Some(vec![mine]), Some(bytes.as_mut()));
+                let (send, receive) = (Some(vec![mine]), Some(vec![bytes.as_mut()]));
                 messages.push(Message { peer: rank, send, receive });
             }
         }
@@ -292,7 +260,7 @@ impl TcpCollective {
             self.mesh.peers().map(message).collect()
         } else {
             let mine = cast_slice_mut(std::mem::take(&mut slices[me.0 as usize]));
-            vec![Message { peer: root, send: None, receive: Some(mine) }]
+            vec![Message { peer: root, send: None, receive: Some(vec![mine]) }]
         };
         self.mesh.exchange(context, MessageKind::Broadcast, root.0, messages)
     }
@@ -318,9 +286,8 @@ impl Collective for TcpCollective {
                 .iter_mut()
                 .map(|part| Staged::new(part.buffer.reborrow(), &mut group.staging))
                 .collect::<Result<Vec<_>, Error>>()?;
-            let mut sums: Vec<&mut [f32]> = staged.iter_mut().map(Staged::values).collect();
-            group.sum_own_slice(context, virtual_ranks, &mut sums)?;
-            group.gather_slices(context, (MessageKind::AllReduce, virtual_ranks), sums[0], None)?;
+            let sums = staged.iter_mut().map(Staged::values).collect();
+            group.add_up(context, virtual_ranks, sums)?;
             staged.into_iter().try_for_each(|sum| sum.write_back(&mut group.staging))
         })
     }
@@ -330,8 +297,7 @@ impl Collective for TcpCollective {
             crate::check_root(root, group.world_size())?;
             let mut staged = Staged::new(buffer, &mut group.staging)?;
             group.scatter_slices(context, root, staged.values())?;
-            let kind = (MessageKind::Broadcast, root.0);
-            group.gather_slices(context, kind, staged.values(), Some(root))?;
+            group.gather_slices(context, root, staged.values())?;
             staged.write_back(&mut group.staging)
         })
     }
@@ -363,7 +329,7 @@ fn split_slices(mut values: &mut [f32], world_size: u32) -> Vec<&mut [f32]> {
     let len = values.len();
     let mut slices = Vec::new();
     for rank in 0..world_size {
-        let (slice, rest) = values.split_at_mut(slice_of(Rank(rank), world_size, len).len());
+        let (slice, rest) = values.split_at_mut(slice_of(rank, world_size, len).len());
         slices.push(slice);
         values = rest;
     }

@@ -8,6 +8,7 @@ use rustix::net::{AddressFamily, SocketType, bind, socket};
 use super::proof::{ConnectionEnd, OPENING_BYTES, Opening, PROOF_BYTES, open, prove};
 use super::wire::{MessageHeader, PROTOCOL, RankHello};
 use super::*;
+use crate::TreeNode;
 
 const LONG: Duration = Duration::from_secs(60);
 const OPTIONS: TcpOptions = TcpOptions { connect_timeout: LONG, operation_timeout: LONG };
@@ -115,8 +116,8 @@ fn garbage_silence_and_stale_generations_do_not_disturb_the_handshake() {
         let refused = rank_1(&address, 1).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "connect: expected rank 0 of 2 in generation 1 (protocol 2), found rank 0 of 2 in \
-             generation 2 (protocol 2); wait for the coordinator's next generation"
+            "connect: expected rank 0 of 2 in generation 1 (protocol 3), found rank 0 of 2 in \
+             generation 2 (protocol 3); wait for the coordinator's next generation"
         );
 
         assert_they_meet(&address, connected);

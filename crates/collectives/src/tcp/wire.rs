@@ -13,7 +13,7 @@ use crate::Membership;
 compile_error!("values are sent in memory order, which must be little-endian");
 
 /// Version of the protocol, incremented when messages change; ranks with a different version are refused.
-pub(super) const PROTOCOL: u32 = 2;
+pub(super) const PROTOCOL: u32 = 3;
 
 const MAGIC: [u8; 4] = *b"BATN";
 

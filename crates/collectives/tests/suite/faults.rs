@@ -28,9 +28,11 @@ fn a_peer_that_leaves_is_named_and_no_rank_waits_for_the_deadline() {
             all_reduce(member, 3 << 20).unwrap_err()
         });
         for error in errors {
-            let Error::LostPeer { rank: Rank(3), operation: "all_reduce", .. } = error else {
+            let Error::LostPeer { rank, operation: "all_reduce", .. } = error else {
                 panic!("{implementation:?}: {error}");
             };
+            // Who does not exchange values with that rank loses one that does, and leaves because of it.
+            assert!(rank == Rank(3) || !implementation.is_flat(4), "{implementation:?}: {rank}");
         }
     }
 }
@@ -61,7 +63,12 @@ fn the_deadline_names_a_rank_that_is_missing() {
             on_every_rank(&mut group[..3], |_, member| all_reduce(member, 10).unwrap_err());
         for error in errors {
             let text = error.to_string();
-            assert_eq!(text, "all_reduce: timed out after 30ms, waiting for rank 3");
+            let late = text.starts_with("all_reduce: timed out after 30ms, waiting for rank");
+            match implementation.is_flat(4) {
+                true => assert_eq!(text, "all_reduce: timed out after 30ms, waiting for rank 3"),
+                // The rank that it waits for may have left at that deadline.
+                false => assert!(late || matches!(error, Error::LostPeer { .. }), "{text}"),
+            }
         }
         let later = all_reduce(&mut group[0], 10).unwrap_err();
         assert!(matches!(later, Error::Broken { operation: "all_reduce" }), "{later}");

@@ -20,28 +20,42 @@ type Member = Box<dyn Collective>;
 #[derive(Clone, Copy, Debug)]
 enum Implementation {
     Local,
-    Tcp,
+    /// Ranks on so many machines, which are addresses of the loopback.
+    Tcp {
+        machines: u32,
+    },
 }
 
-const IMPLEMENTATIONS: [Implementation; 2] = [Implementation::Local, Implementation::Tcp];
+const IMPLEMENTATIONS: [Implementation; 4] = [
+    Implementation::Local,
+    Implementation::Tcp { machines: 1 },
+    Implementation::Tcp { machines: 2 },
+    Implementation::Tcp { machines: 3 },
+];
 
 /// Longer than any test should take: a test that reaches this timeout has lost a wakeup.
 const LONG: Duration = Duration::from_secs(60);
 
 impl Implementation {
+    /// Whether each rank exchanges values with every other one.
+    fn is_flat(self, world_size: u32) -> bool {
+        !matches!(self, Self::Tcp { machines } if (2..world_size).contains(&machines))
+    }
+
     fn group(self, world_size: u32, timeout: Duration) -> Vec<Member> {
         match self {
             Self::Local => {
                 local::group(world_size, timeout).into_iter().map(|m| Box::new(m) as _).collect()
             }
-            Self::Tcp => tcp_group(world_size, timeout),
+            Self::Tcp { machines } => tcp_group(world_size, machines, timeout),
         }
     }
 }
 
-fn tcp_group(world_size: u32, operation_timeout: Duration) -> Vec<Member> {
+fn tcp_group(world_size: u32, machines: u32, operation_timeout: Duration) -> Vec<Member> {
+    let host = |rank| format!("127.0.0.{}", 1 + rank * machines / world_size);
     let listeners: Vec<_> =
-        (0..world_size).map(|_| tcp::Listener::bind("127.0.0.1").unwrap()).collect();
+        (0..world_size).map(|rank| tcp::Listener::bind(&host(rank)).unwrap()).collect();
     let peers: Vec<String> = listeners.iter().map(|l| l.address().to_owned()).collect();
     let options = tcp::TcpOptions { connect_timeout: LONG, operation_timeout };
     on_every_rank(listeners, |rank, listener| {

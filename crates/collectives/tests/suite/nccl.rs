@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use baton_collectives::nccl::{NcclCollective, NcclOptions, SummationOrder};
-use baton_collectives::{BufferMut, Collective, DeviceSliceMut, Error, Part, TreeNode};
+use baton_collectives::{BufferMut, Collective, DeviceSliceMut, Error, Machines, Part, TreeNode};
 use baton_fake_gpu::{for_seeds, run};
 use baton_gpu::{Device, DeviceMemory, Stream, StreamEvent, copy_in, copy_out};
 use baton_job::Rank;
@@ -82,9 +82,16 @@ impl Values {
     }
 }
 
+/// So many ranks on so many machines.
+fn on_machines(world_size: u32, machines: u32) -> Machines {
+    let address = |rank| format!("10.0.0.{}:29500", rank * machines / world_size);
+    Machines::of_addresses(&(0..world_size).map(address).collect::<Vec<_>>())
+}
+
 /// Connects to the other ranks of `bootstrap`, on the GPU of its rank.
 fn connect(
     bootstrap: Box<dyn Collective>,
+    machines: Machines,
     order: SummationOrder,
     timeout: Duration,
 ) -> NcclCollective {
@@ -95,18 +102,28 @@ fn connect(
         abort_timeout: LONG,
     };
     let device = bootstrap.rank().0 as i32;
-    NcclCollective::connect(bootstrap, device, options).unwrap()
+    NcclCollective::connect(bootstrap, machines, device, options).unwrap()
 }
 
 /// Runs `body` on one thread for each rank of a new group.
 fn with_group<R: Send>(
+    world_size: u32,
+    how: (SummationOrder, Duration),
+    body: impl Fn(&mut Gpu, NcclCollective) -> R + Sync,
+) -> Vec<R> {
+    with_group_on(Machines::one(world_size), world_size, how, body)
+}
+
+/// As [`with_group`], on these machines.
+fn with_group_on<R: Send>(
+    machines: Machines,
     world_size: u32,
     (order, timeout): (SummationOrder, Duration),
     body: impl Fn(&mut Gpu, NcclCollective) -> R + Sync,
 ) -> Vec<R> {
     on_every_rank(local::group(world_size, LONG), |rank, bootstrap| {
         let mut gpu = Gpu::new(rank);
-        let group = connect(Box::new(bootstrap), order, timeout);
+        let group = connect(Box::new(bootstrap), machines.clone(), order, timeout);
         body(&mut gpu, group)
     })
 }
@@ -129,21 +146,25 @@ fn strict_sums_are_the_fixed_trees_bit_for_bit() {
     for world_size in [1, 2, 3, 4, 8] {
         for virtual_ranks in [8, 16] {
             for len in [0, 1, 5, 1000, 70_001] {
-                cases.push((world_size, virtual_ranks, len));
+                for machines in 1..=world_size.min(3) {
+                    cases.push((world_size, machines, virtual_ranks, len));
+                }
             }
         }
     }
-    let seeds = 6 * cases.len() as u64;
+    let seeds = 3 * cases.len() as u64;
     for_seeds("nccl::strict_sums_are_the_fixed_trees_bit_for_bit", seeds, |_, seed| {
-        let (world_size, virtual_ranks, len) = cases[seed as usize % cases.len()];
+        let (world_size, machines, virtual_ranks, len) = cases[seed as usize % cases.len()];
         let mut random = Random(seed);
         let leaves: Vec<_> = (0..virtual_ranks).map(|_| random.values(len)).collect();
         let expected = tree_sum(&leaves);
-        let totals = with_group(world_size, (SummationOrder::FixedTree, LONG), |gpu, mut group| {
+        let (how, machines) =
+            ((SummationOrder::FixedTree, LONG), on_machines(world_size, machines));
+        let totals = with_group_on(machines.clone(), world_size, how, |gpu, mut group| {
             all_reduce(gpu, &mut group, &leaves)
         });
         for total in totals {
-            assert!(same(&total, &expected), "{world_size}, {virtual_ranks}, {len}");
+            assert!(same(&total, &expected), "{machines:?}, {virtual_ranks}, {len}");
         }
     });
 }
@@ -243,7 +264,9 @@ fn an_abort_at_any_time_ends_the_operation_and_leaves_nothing_behind() {
             // The other ranks time out in the end, because they are not informed of the abort.
             let timeout = if rank == Rank(1) { LONG } else { Duration::from_millis(200) };
             let gpu = &mut Gpu::new(rank);
-            let mut group = connect(Box::new(bootstrap), SummationOrder::FixedTree, timeout);
+            let machines = on_machines(3, 1 + seed as u32 % 3);
+            let order = SummationOrder::FixedTree;
+            let mut group = connect(Box::new(bootstrap), machines, order, timeout);
             if rank != Rank(1) {
                 // The operation was done before the abort, or times out.
                 let failed = interrupted(gpu, &mut group);
@@ -299,7 +322,9 @@ fn an_abort_that_hangs_is_reported_and_blocks_no_caller() {
                 abort_timeout: short,
             };
             let ordinal = rank.0 as i32;
-            let mut group = NcclCollective::connect(Box::new(bootstrap), ordinal, options).unwrap();
+            let machines = Machines::one(2);
+            let mut group =
+                NcclCollective::connect(Box::new(bootstrap), machines, ordinal, options).unwrap();
             if rank == Rank(1) {
                 return drop(group);
             }
