@@ -5,8 +5,8 @@
 #       --baton PROGRAM     another build, with its worker in the same folder
 #
 # ResNet-50, two ranks with one thread each, batch 16 per rank, synthetic images, gradients summed; the same with and without
-# cluster.overlap over a line so slow that the all-reduce takes a third of a step; then on one rank, in
-# NCHW order, the native network, the same network as a program of torch.export, and eager PyTorch. Each run
+# cluster.overlap over a line so slow that the all-reduce takes a third of a step; four ranks on three hosts with
+# lines as slow as that; then on one rank, in NCHW order, the native network, the same network as a program of torch.export, and eager PyTorch. Each run
 # starts new processes. The output of each run is in target/bench-step/results/. The last line of output is
 # "RESULT {...}". Requires built programs, which `make bench-step` builds.
 set -euo pipefail
@@ -52,6 +52,11 @@ print(f"{2 * 102.4 * 8 / (step / 2):.0f}mbit")' "$results/64-plain-baton-1.json"
         for overlap in true false; do
             slow "$rate" "64-slow-$overlap-$round" --ranks 2 --resolution 64 --set "cluster.overlap=$overlap"
         done
+        say "round $round of $rounds, three hosts with lines of $rate"
+        measure "64-hosts-baton-$round" scripts/bench-step/hosts.sh "$rate" "$worker" bench --device cpu --batch 8 \
+            --steps "$STEPS" --json --ranks 4 --launcher scripts/bench-step/on_host.sh --resolution 64
+        measure "64-hosts-torch-$round" scripts/bench-step/hosts.sh "$rate" "$PYTHON" scripts/bench-step/torch_side.py \
+            --batch 8 --steps "$STEPS" --ranks 4 --hosts 3 --resolution 64
         say "round $round of $rounds, a program on one rank"
         baton "64-alone-native-$round" --ranks 1 --resolution 64 --channels-first
         baton "64-alone-program-$round" --ranks 1 --resolution 64 --channels-first --arch program \

@@ -81,12 +81,14 @@ def main():
     parser.add_argument("--resolution", type=int, default=64)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--hosts", type=int, default=1, help="those of scripts/bench-step/hosts.sh, which starts this")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--format", choices=FORMATS, default="nhwc")
     parser.add_argument("--recipe", choices=["plain", "full"], default="plain")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="foreach")
-    print(json.dumps(ranks.run(measure, parser.parse_args())))
+    arguments = parser.parse_args()
+    print(json.dumps(ranks.run(measure, arguments, arguments.hosts)))
 
 
 if __name__ == "__main__":

@@ -57,6 +57,10 @@ pub(crate) struct Args {
     /// Number of ranks (processes) that exchange gradients; a power of two.
     #[arg(long, value_name = "N", default_value_t = 1)]
     ranks: u32,
+    /// Start every rank by this program, which gets its number, the number of ranks and its command as arguments, e.g.
+    /// to run it on another host. The rank listens at the address in BATON_BENCH_ADDRESS.
+    #[arg(long, value_name = "PROGRAM")]
+    launcher: Option<PathBuf>,
     /// libtorch threads per rank.
     #[arg(long, value_name = "N", default_value_t = 1)]
     threads: u32,

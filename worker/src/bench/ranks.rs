@@ -29,7 +29,7 @@ pub(super) const MEETING_TIMEOUT: Duration = Duration::from_secs(300);
 pub(super) fn start_all(args: &Args) -> Result<Vec<BenchResult>, Failure> {
     let mut ranks = Vec::new();
     for rank in 0..args.ranks {
-        ranks.push(BenchRank::start(rank)?);
+        ranks.push(BenchRank::start(args, rank)?);
     }
     let addresses: Vec<String> =
         ranks.iter_mut().map(BenchRank::address).collect::<Result<_, _>>()?;
@@ -45,7 +45,8 @@ pub(super) fn start_all(args: &Args) -> Result<Vec<BenchResult>, Failure> {
 /// Runs one rank of several: connects to the others, measures and prints.
 #[allow(clippy::print_stdout, reason = "the process that started this one reads it")]
 pub(super) fn run_rank(args: &Args, spec: &JobSpec, rank: u32) -> Result<(), Failure> {
-    let listener = tcp::Listener::bind("127.0.0.1").map_err(crash)?;
+    let address = env::var("BATON_BENCH_ADDRESS").unwrap_or_else(|_| "127.0.0.1".to_owned());
+    let listener = tcp::Listener::bind(&address).map_err(crash)?;
     println!("{}", listener.address());
     let mut meeting = String::new();
     stdin().read_line(&mut meeting).map_err(crash)?;
@@ -70,9 +71,18 @@ struct BenchRank {
 
 impl BenchRank {
     /// Starts this program with the same command line, as one rank.
-    fn start(rank: u32) -> Result<Self, Failure> {
+    fn start(args: &Args, rank: u32) -> Result<Self, Failure> {
         let start = || {
-            let mut child = Command::new(env::current_exe()?)
+            let program = env::current_exe()?;
+            let mut command = match &args.launcher {
+                None => Command::new(program),
+                Some(launcher) => {
+                    let mut command = Command::new(launcher);
+                    command.args([rank, args.ranks].map(|number| number.to_string())).arg(program);
+                    command
+                }
+            };
+            let mut child = command
                 .args(env::args_os().skip(1))
                 .args(["--rank", &rank.to_string()])
                 .stdin(Stdio::piped())
