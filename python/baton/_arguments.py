@@ -176,6 +176,31 @@ def module(model: Any) -> None:
                 f"parameter {name} is {dtype_name(parameter)}, but Baton's master weights are float32: call "
                 "model.float(), and set precision.compute in the recipe"
             )
+        if getattr(parameter, "_backward_hooks", None) or getattr(parameter, "_post_accumulate_grad_hooks", None):
+            raise ValueError(
+                f"parameter {name} has a hook that may change its gradient, which a program cannot hold: remove it"
+            )
+    _separate_memory(model)
+    if not any(parameter.requires_grad for _, parameter in model.named_parameters()):
+        raise ValueError(f"{kind} has no parameter to train: set requires_grad of those that Baton trains")
+
+
+def _separate_memory(model: Any) -> None:
+    """Refuses parameters that share memory, other than one parameter under several names."""
+    places: list[tuple[int, int, str]] = []
+    for name, parameter in model.named_parameters():
+        if not parameter.numel():
+            continue
+        start = parameter.data_ptr()
+        last = sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride()))
+        places.append((start, start + (last + 1) * parameter.element_size(), name))
+    places.sort()
+    for (_, end, first), (start, _, second) in zip(places, places[1:]):
+        if start < end:
+            raise ValueError(
+                f"parameters {first} and {second} are two objects with the same memory, and would be trained as two: assign "
+                "the same nn.Parameter to both, or .clone() one of them"
+            )
 
 
 def devices(model: Any, given: Inputs, name: str = "example") -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from baton import _arguments, _programs, _state
+from baton import _arguments, _faithful, _programs, _state
 from baton._failure import ExportError, explain
 from baton._version import VERSION
 
@@ -186,6 +187,8 @@ def trace(model: torch.nn.Module, inputs: _arguments.Inputs, max_samples: int) -
             program = torch.export.export(model, inputs.args, inputs.kwargs, dynamic_shapes=inputs.like({0: samples}))
         except Exception as error:
             raise ExportError(explain(error, model)) from error
+        if problem := _faithful.problem(model, program, inputs):
+            raise ExportError(problem)
     # They would be in the file, and may be somebody's data.
     program.example_inputs = None
     return program
@@ -212,7 +215,10 @@ def save(
         "baton_version": VERSION,
         **extra,
     }
-    torch.export.save(program, path, extra_files={"baton.json": json.dumps(metadata)})
+    # In memory first: on a full disk PyTorch's writer ends the process, although the error was caught.
+    content = io.BytesIO()
+    torch.export.save(program, content, extra_files={"baton.json": json.dumps(metadata)})
+    path.write_bytes(content.getbuffer())
 
 
 def _described(inputs: _arguments.Inputs) -> dict[str, tuple[str, _Shape]]:

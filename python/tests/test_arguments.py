@@ -11,6 +11,7 @@ class Tensor:
     shape: tuple
     dtype: str = "torch.float32"
     device: str = "cpu"
+    requires_grad: bool = True
 
 
 class Model:
@@ -145,6 +146,14 @@ def test_parameters_must_be_float32_with_values():
     ]:
         with pytest.raises(ValueError, match=remedy):
             _arguments.module(Model(weight=tensor))
+
+
+def test_a_model_without_a_parameter_to_train_is_refused():
+    frozen = Tensor((2,), requires_grad=False)
+    _arguments.module(Model(weight=frozen, head=Tensor((2,))))
+    for model in [Model(), Model(weight=frozen)]:
+        with pytest.raises(ValueError, match="Model has no parameter to train: set requires_grad"):
+            _arguments.module(model)
 
 
 def test_a_lazy_parameter_is_refused():

@@ -70,6 +70,22 @@ class Sequence(nn.Module):
         return self.fc(torch.relu_(self.frozen(x.mean(1))))
 
 
+class WithoutValues(nn.Module):
+    """Layers of width 0 beside another, and a buffer without values."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Linear(12, 10)
+        self.nothing, self.none = nn.Linear(0, 10), nn.Linear(0, 10)
+        self.last = nn.LayerNorm(10)
+        self.register_buffer("bounds", torch.zeros(2, 0))
+
+    def forward(self, x):
+        x = x[:, :, ::4, ::4].flatten(1)
+        x = self.first(x) + self.nothing(x[:, :0]) + self.none(x[:, :0]) + self.bounds.sum()
+        return self.last(x)
+
+
 class Running(nn.Module):
     """Keeps a buffer that is not BatchNorm's."""
 
@@ -227,6 +243,7 @@ def main():
     write("sequence", Sequence().train(), {**BATCH, **ANY_SIDE})
     write("not_finite_metric", NotFinite().train(), others=(torch.tensor([1, 2, 3]),))
     write("views", Views().train())
+    write("without_values", WithoutValues().train())
     write("token_loss", TokenLoss().train(), others=(torch.tensor([[1], [2], [3]]),))
     write_described("described")
     write("changed_view", ClippedView(lambda weight: weight[:5]).train())

@@ -60,11 +60,28 @@ impl Difference {
         let mut difference = Self::default();
         let (mine, theirs) = (a.1.state_layout(), b.1.state_layout());
         let mut their_regions: HashMap<&str, Vec<f32>> = HashMap::new();
-        for TensorInfo { region, .. } in &theirs.tensors {
+        // A region without values is not stored.
+        let with_values = theirs.tensors.iter().filter(|tensor| tensor.len() != Some(0));
+        for TensorInfo { region, .. } in with_values {
             if !their_regions.contains_key(region.as_str()) {
                 their_regions.insert(region, b.0.read_region(b.1, region)?);
             }
         }
+        let mut compare_tensor = |tensor: &TensorInfo, values: &[f32]| {
+            let counterpart =
+                theirs.tensors.iter().find(|counterpart| counterpart.name == tensor.name);
+            let finding = match counterpart {
+                None => Comparison::OnlyInFirst,
+                Some(counterpart) if counterpart.shape != tensor.shape => Comparison::OtherShape,
+                Some(counterpart) => {
+                    let others = their_regions
+                        .get(counterpart.region.as_str())
+                        .map_or(&[][..], Vec::as_slice);
+                    compare(&in_order(tensor, values), &in_order(counterpart, others))
+                }
+            };
+            difference.tensors.push(ComparedItem { name: tensor.name.clone(), finding });
+        };
         for FlatRegion { name, .. } in &mine.regions {
             let values = a.0.read_region(a.1, name)?;
             let finding = match theirs.region(name) {
@@ -79,24 +96,11 @@ impl Difference {
                 }
             };
             difference.regions.push(ComparedItem { name: name.clone(), finding });
-            for tensor in mine.tensors.iter().filter(|tensor| tensor.region == *name) {
-                let counterpart =
-                    theirs.tensors.iter().find(|counterpart| counterpart.name == tensor.name);
-                let finding = match counterpart {
-                    None => Comparison::OnlyInFirst,
-                    Some(counterpart) if counterpart.shape != tensor.shape => {
-                        Comparison::OtherShape
-                    }
-                    Some(counterpart) => {
-                        let others = their_regions
-                            .get(counterpart.region.as_str())
-                            .map_or(&[][..], Vec::as_slice);
-                        compare(&in_order(tensor, &values), &in_order(counterpart, others))
-                    }
-                };
-                difference.tensors.push(ComparedItem { name: tensor.name.clone(), finding });
-            }
+            let tensors = mine.tensors.iter().filter(|tensor| tensor.region == *name);
+            tensors.for_each(|tensor| compare_tensor(tensor, &values));
         }
+        let elsewhere = mine.tensors.iter().filter(|tensor| mine.region(&tensor.region).is_none());
+        elsewhere.for_each(|tensor| compare_tensor(tensor, &[]));
         let only_b =
             |name: &String| ComparedItem { name: name.clone(), finding: Comparison::OnlyInSecond };
         let regions = theirs.regions.iter().map(|region| &region.name);

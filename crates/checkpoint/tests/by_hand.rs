@@ -140,6 +140,30 @@ fn the_same_state_in_a_different_number_of_shards_has_no_difference() {
 }
 
 #[test]
+fn tensors_without_values_are_compared_although_their_region_is_not_stored() {
+    let f = fixture();
+    let [a, b, other] = [(1, [2, 0]), (2, [2, 0]), (3, [0, 7])].map(|(step, shape)| {
+        let mut manifest = saved(&f.store, id(1, step), 1, &state(0.5));
+        manifest.tensors.push(TensorInfo {
+            name: "bounds".to_owned(),
+            shape: shape.to_vec(),
+            region: "frozen".to_owned(),
+            offset: 0,
+            channels_last: false,
+            integers: None,
+        });
+        manifest
+    });
+    let between = |a, b| Difference::between((&f.store, a), (&f.store, b)).unwrap();
+    let same = between(&a, &b);
+    assert!(same.is_none(), "{same:?}");
+    assert!(same.tensors.iter().any(|tensor| tensor.name == "bounds"), "{same:?}");
+    let found = between(&a, &other);
+    let first = &found.tensors[0];
+    assert_eq!((first.name.as_str(), &first.finding), ("bounds", &Comparison::OtherShape));
+}
+
+#[test]
 fn differences_name_regions_and_tensors_the_largest_first() {
     let f = fixture();
     let a = saved(&f.store, id(1, 1), 1, &state(1.0));

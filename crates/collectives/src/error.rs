@@ -4,7 +4,9 @@ use std::fmt;
 use std::io;
 use std::time::Duration;
 
-use baton_job::{Generation, Rank};
+use baton_job::{Generation, Rank, first_names};
+
+use crate::operation;
 
 /// Identity of a process when it joins a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,7 +32,7 @@ impl fmt::Display for Membership {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A peer closed its connection or left the group: most likely its process has died.
+    /// A peer closed its connection or left the group: its process has died, or it left because it lost another one.
     #[error("{operation}: lost rank {rank}: {source}")]
     LostPeer {
         /// The lost rank.
@@ -45,8 +47,8 @@ pub enum Error {
     TimedOut {
         /// The operation.
         operation: &'static str,
-        /// A rank that had not done its share; `None` with NCCL.
-        waiting_for: Option<Rank>,
+        /// Ranks that had not done their share, the first [`MAX_NAMED_RANKS`]; empty with NCCL.
+        waiting_for: Vec<Rank>,
         /// The timeout.
         after: Duration,
     },
@@ -140,8 +142,15 @@ pub enum Error {
     },
 }
 
-fn waiting(rank: &Option<Rank>) -> String {
-    rank.map(|rank| format!(", waiting for rank {rank}")).unwrap_or_default()
+/// Most ranks that an error names.
+pub(crate) const MAX_NAMED_RANKS: usize = 64;
+
+fn waiting(ranks: &[Rank]) -> String {
+    match ranks {
+        [] => String::new(),
+        [rank] => format!(", waiting for rank {rank}"),
+        _ => format!(", waiting for ranks {}", first_names(ranks.iter().map(Rank::to_string), 3)),
+    }
 }
 
 impl Error {
@@ -171,6 +180,18 @@ impl Error {
     #[must_use]
     pub fn is_permanent(&self) -> bool {
         matches!(self, Self::LibraryMissing { .. } | Self::Unsupported { .. })
+    }
+
+    /// The ranks that this rank could not connect to.
+    #[must_use]
+    pub fn unreached(&self) -> &[Rank] {
+        match self {
+            Self::TimedOut { operation: operation::CONNECT, waiting_for, .. } => waiting_for,
+            Self::LostPeer { operation: operation::CONNECT, rank, .. } => {
+                std::slice::from_ref(rank)
+            }
+            _ => &[],
+        }
     }
 
     /// Whether an address to listen on is not one of this machine.
@@ -215,17 +236,40 @@ mod tests {
     }
 
     #[test]
+    fn only_an_attempt_to_connect_says_who_was_not_reached() {
+        let late = |operation| Error::TimedOut {
+            operation,
+            waiting_for: vec![Rank(2), Rank(4)],
+            after: Duration::from_secs(30),
+        };
+        let lost = |operation| {
+            let source = io::ErrorKind::HostUnreachable.into();
+            Error::LostPeer { rank: Rank(1), operation, source }
+        };
+        assert_eq!(late("connect").unreached(), [Rank(2), Rank(4)]);
+        assert_eq!(lost("connect").unreached(), [Rank(1)]);
+        let others =
+            [late("all_reduce"), lost("broadcast"), Error::Aborted { operation: "connect" }];
+        assert!(others.iter().all(|error| error.unreached().is_empty()));
+    }
+
+    #[test]
     fn messages_name_rank_operation_and_next_step() {
         let late = |waiting_for| Error::TimedOut {
             operation: "all_reduce",
             waiting_for,
             after: Duration::from_secs(30),
         };
-        assert_eq!(
-            late(Some(Rank(3))).to_string(),
-            "all_reduce: timed out after 30s, waiting for rank 3"
-        );
-        assert_eq!(late(None).to_string(), "all_reduce: timed out after 30s");
+        let ranks = |numbers: &[u32]| numbers.iter().copied().map(Rank).collect::<Vec<_>>();
+        for (waiting_for, ending) in [
+            (&[][..], ""),
+            (&[3], ", waiting for rank 3"),
+            (&[3, 5], ", waiting for ranks 3, 5"),
+            (&[3, 5, 6, 7], ", waiting for ranks 3, 5, 6 and 1 more"),
+        ] {
+            let text = late(ranks(waiting_for)).to_string();
+            assert_eq!(text, format!("all_reduce: timed out after 30s{ending}"));
+        }
         assert_eq!(
             Error::Broken { operation: "broadcast" }.to_string(),
             "broadcast: the group failed before; join a new generation"

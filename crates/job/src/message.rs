@@ -565,6 +565,9 @@ pub enum RankReport {
     Lost {
         /// The error.
         detail: String,
+        /// Ranks that it could not connect to.
+        #[serde(default)]
+        unreached: Vec<Rank>,
     },
     /// It is done, and its process exits.
     Done {

@@ -201,6 +201,18 @@ impl Program {
         let uses = graph.use_counts();
         let mut constants = Vec::new();
         for (value, origin) in &sources {
+            if let InputOrigin::Buffer(index) = origin
+                && let Some(norm) = roles.get(index).and_then(|statistic| {
+                    norms.iter().find(|norm| [norm.mean, norm.variance].contains(statistic))
+                })
+                && norm.is_training
+                && let Some((_, reader)) = (0..)
+                    .zip(&graph.nodes)
+                    .find(|(node, reader)| *node != norm.node && reader.uses().contains(value))
+            {
+                let name = &buffers[*index].tensor.name;
+                return Err(format!("{}: {}", reader.location, reads(name)));
+            }
             let source = match origin {
                 InputOrigin::Parameter(index) => InputSource::Parameter(*index),
                 InputOrigin::Input(index) => InputSource::Input(*index),
@@ -861,6 +873,14 @@ fn outputs(
         true => Err("returns nothing: export a module that returns a tensor".to_owned()),
         false => Ok((values, outputs)),
     }
+}
+
+/// Why a BatchNorm's statistics cannot be used by another operator.
+fn reads(name: &str) -> String {
+    format!(
+        "uses {name} of a BatchNorm in training, which PyTorch changes in the forward pass and Baton at the end of the step: \
+         compute the statistics of the batch, or keep a buffer that does not change"
+    )
 }
 
 /// Whether a buffer is BatchNorm's number of updates.

@@ -133,11 +133,12 @@ impl StoredTensor {
         self.len() == 0
     }
 
-    /// Whether both are the same elements of the same storage.
+    /// Whether both are the same elements of the same storage. Files keep one storage for all tensors without elements.
     #[must_use]
     pub fn is_tied_to(&self, other: &Self) -> bool {
         let place = |tensor: &Self| (tensor.dtype, tensor.offset, tensor.bytes);
-        self.entry == other.entry
+        !self.is_empty()
+            && self.entry == other.entry
             && place(self) == place(other)
             && self.shape == other.shape
             && self.strides == other.strides

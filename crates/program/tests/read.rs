@@ -549,6 +549,11 @@ fn what_cannot_be_trained_is_named_with_its_node_and_a_remedy() {
             r#"{"as_tensor":{"name":"b_norm_running_mean"}}"#,
             ["is used twice in a step", "use two modules"],
         ),
+        (
+            r#"{"as_tensor":{"name":"b_scale"}}"#,
+            r#"{"as_tensor":{"name":"b_norm_running_mean"}}"#,
+            ["uses norm.running_mean of a BatchNorm in training", "keep a buffer that does not"],
+        ),
         // A use of a value, not where it is made.
         (
             r#""name":"input","arg":{"as_tensor":{"name":"conv2d"}"#,

@@ -1,6 +1,9 @@
 //! Errors of training, and the exit class of each.
 
-use baton_job::exit::{Class, Failure};
+use baton_job::{
+    Rank,
+    exit::{Class, Failure},
+};
 use baton_recipe::guard::Diagnosis;
 
 use crate::learner::{self, MemoryKind};
@@ -90,6 +93,17 @@ impl Error {
             | Self::Protocol(_) => Class::Crash,
         };
         Failure { class, message: self.to_string() }
+    }
+}
+
+impl Error {
+    /// The ranks that this rank could not connect to.
+    #[must_use]
+    pub fn unreached(&self) -> &[Rank] {
+        match self {
+            Self::Collective(error) => error.unreached(),
+            _ => &[],
+        }
     }
 }
 

@@ -250,7 +250,9 @@ impl RankProcess {
                 }
                 Err(error) if error.is_peer_loss() => {
                     warn!(%generation, %error, "lost connection to other ranks");
-                    self.sender.report(generation, RankReport::Lost { detail: error.to_string() });
+                    let unreached = error.unreached().to_vec();
+                    let lost = RankReport::Lost { detail: error.to_string(), unreached };
+                    self.sender.report(generation, lost);
                 }
                 Err(error) => {
                     return Err(self.with_remedy(

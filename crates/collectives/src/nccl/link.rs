@@ -29,7 +29,7 @@ impl OperationContext<'_> {
             let elapsed = self.started.elapsed();
             if elapsed >= self.timeout {
                 let (operation, after) = (self.operation, self.timeout);
-                return Err(Error::TimedOut { operation, waiting_for: None, after });
+                return Err(Error::TimedOut { operation, waiting_for: Vec::new(), after });
             }
             pause(elapsed);
         }

@@ -27,6 +27,7 @@ use super::mesh::{closed, now_or_later};
 use super::proof::{ConnectionEnd, OPENING_BYTES, Opening, PROOF_BYTES, open, prove};
 use super::wait::OperationContext;
 use super::wire::RankHello;
+use crate::error::MAX_NAMED_RANKS;
 use crate::{Error, Membership, operation};
 
 /// Maximum number of silent incoming connections in addition to those that are expected; beyond it the oldest is
@@ -50,11 +51,12 @@ pub(super) fn connect_all(
         .collect::<Result<_, _>>()?;
     let connected = addresses.iter().map(|_| None).collect();
     let mut handshake = Handshake::new(me, secret, connected, outgoing);
-    while let Some(missing) = handshake.first_missing() {
+    while handshake.missing().next().is_some() {
         let mut sockets = vec![(listener.as_fd(), PollFlags::IN)];
         sockets.extend(handshake.outgoing.iter().map(|(_, connection)| connection.interest()));
         sockets.extend(handshake.incoming.iter().map(PendingConnection::interest));
-        let ready = context.wait(&sockets, missing)?;
+        let missing = || handshake.missing().take(MAX_NAMED_RANKS).collect();
+        let ready = context.wait(&sockets, &missing)?;
 
         let (outgoing, incoming) = ready[1..].split_at(handshake.outgoing.len());
         handshake.advance_incoming(incoming);
@@ -87,10 +89,11 @@ impl<'a> Handshake<'a> {
         Self { me, secret, connected, outgoing, incoming: Vec::new(), has_warned: false }
     }
 
-    fn first_missing(&self) -> Option<Rank> {
+    /// The ranks that are not connected yet.
+    fn missing(&self) -> impl Iterator<Item = Rank> {
         let is_missing =
             |rank: &Rank| *rank != self.me.rank && self.connected[rank.0 as usize].is_none();
-        (0..self.me.world_size).map(Rank).find(is_missing)
+        (0..self.me.world_size).map(Rank).filter(is_missing)
     }
 
     /// The hello that `peer` should send.
@@ -363,7 +366,7 @@ mod tests {
             stream.write_all(proof.as_bytes()).unwrap();
         }
         let deadline = Instant::now() + Duration::from_secs(30);
-        while let Some(missing) = handshake.first_missing() {
+        while let Some(missing) = handshake.missing().next() {
             assert!(Instant::now() < deadline, "rank {missing:?} was disconnected");
             let ready = vec![true; handshake.incoming.len()];
             handshake.advance_incoming(&ready);

@@ -11,6 +11,7 @@ use rustix::event::PollFlags;
 use super::wait::{AbortSignal, OperationContext};
 use super::wire::{MessageHeader, MessageKind};
 use crate::Error;
+use crate::error::MAX_NAMED_RANKS;
 
 /// One connection to every other rank.
 #[derive(Debug)]
@@ -78,9 +79,12 @@ impl Mesh {
         }
         loop {
             transfers.retain(|transfer| !transfer.is_done());
-            let Some(first) = transfers.first() else { return Ok(()) };
+            if transfers.is_empty() {
+                return Ok(());
+            }
             let sockets: Vec<_> = transfers.iter().map(Transfer::interest).collect();
-            let ready = context.wait(&sockets, first.peer)?;
+            let peers = || transfers.iter().map(|at| at.peer).take(MAX_NAMED_RANKS).collect();
+            let ready = context.wait(&sockets, &peers)?;
             for (transfer, ready) in transfers.iter_mut().zip(ready) {
                 if ready {
                     transfer.advance(context.operation)?;

@@ -51,17 +51,17 @@ impl<'a> OperationContext<'a> {
     }
 
     /// Waits until at least one of `sockets` is ready for its flags; returns which are. After the deadline, the error
-    /// names `waiting_for`.
+    /// names those of `waiting_for`.
     pub(super) fn wait(
         &self,
         sockets: &[(BorrowedFd<'_>, PollFlags)],
-        waiting_for: Rank,
+        waiting_for: &dyn Fn() -> Vec<Rank>,
     ) -> Result<Vec<bool>, Error> {
         let remaining = self.deadline.saturating_duration_since(Instant::now());
         if remaining.is_zero() {
             return Err(Error::TimedOut {
                 operation: self.operation,
-                waiting_for: Some(waiting_for),
+                waiting_for: waiting_for(),
                 after: self.after,
             });
         }

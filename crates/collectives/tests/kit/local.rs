@@ -185,7 +185,7 @@ impl LocalCollective {
             }
             let remaining = deadline.saturating_duration_since(Instant::now());
             if remaining.is_zero() {
-                let waiting_for = Some(first_missing);
+                let waiting_for = vec![first_missing];
                 return Err(Error::TimedOut { operation, waiting_for, after: self.timeout });
             }
             state = self

@@ -65,7 +65,7 @@ fn the_deadline_names_a_rank_that_is_missing() {
             let text = error.to_string();
             let late = text.starts_with("all_reduce: timed out after 30ms, waiting for rank");
             match implementation.is_flat(4) {
-                true => assert_eq!(text, "all_reduce: timed out after 30ms, waiting for rank 3"),
+                true => assert!(late && text.ends_with('3'), "{text}"),
                 // The rank that it waits for may have left at that deadline.
                 false => assert!(late || matches!(error, Error::LostPeer { .. }), "{text}"),
             }

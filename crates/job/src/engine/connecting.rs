@@ -4,13 +4,20 @@
 //! not connected then gets no ranks for a while, and is sent away the next time, if the others are enough: its address may
 //! be wrong, and every further generation would wait for it again.
 //!
+//! If ranks report which others they could not connect to although none has died, nodes are left out until all that stay
+//! reach each other, first those that most others do not reach. A network that is cut between nodes must not end a job all of
+//! whose ranks are alive.
+//!
 //! A job or a node that must leave does not wait that long. During a drain, the ranks that hold the state soon save it
 //! without the others. A rank that should hold it and does not answer is replaced after half of the time that is left.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use super::{
-    Engine, JobEventKind, elastic::Departure, lifecycle::Phase, nodes::Nodes,
+    Engine, JobEventKind, elastic::Departure, lifecycle::Phase, nodes::Node, nodes::Nodes,
     opening::NodeChangeCause,
 };
 use crate::{
@@ -37,6 +44,8 @@ enum BreakOff {
     SaveAlone,
     /// Ranks that should hold the state and do not answer are replaced.
     ReplaceSilent,
+    /// All ranks hold the state, and do not connect: those of one node save it.
+    SaveOnOneNode,
     /// The job saves and stops, since a leaving node alone holds the state: its name, why and when it leaves.
     Drain(NodeId, Departure),
 }
@@ -68,6 +77,7 @@ impl Engine {
                 self.forget_state_of_hanging();
                 self.fail(now, now, failure);
             }
+            Some((_, BreakOff::SaveOnOneNode)) => self.save_on_one_node(now),
             Some((_, BreakOff::Drain(..))) | None => {}
         }
     }
@@ -97,11 +107,16 @@ impl Engine {
             let holds = |placement: &Placement| self.nodes.may_hold_state(placement);
             return match world.placements().iter().all(holds) {
                 false => Some((since.after(DRAIN_CONNECT), BreakOff::SaveAlone)),
-                true if is_any_silent => {
-                    let at = half_time(since.max(drain.since), drain.until)?;
-                    Some((at, BreakOff::ReplaceSilent))
+                true => {
+                    let how = match is_any_silent {
+                        true => BreakOff::ReplaceSilent,
+                        false if world.is_connected() || world.nodes().nth(1).is_none() => {
+                            return None;
+                        }
+                        false => BreakOff::SaveOnOneNode,
+                    };
+                    half_time(since.max(drain.since), drain.until).map(|at| (at, how))
                 }
-                true => None,
             };
         }
         if let Some((node, departure)) = self.nodes.leaving_holder() {
@@ -113,6 +128,21 @@ impl Engine {
         let at =
             leaving.filter_map(|departure| half_time(since.max(departure.since), departure.until));
         is_any_silent.then(|| at.min()).flatten().map(|at| (at, BreakOff::ReplaceSilent))
+    }
+
+    /// Opens a generation of the node with the newest state, and of these the one with most ranks.
+    fn save_on_one_node(&mut self, now: Time) {
+        let (Some(world), Some(drain)) = (self.lifecycle.world(), &self.drain) else { return };
+        let (until, nodes) = (drain.until, world.nodes().cloned().collect::<Vec<_>>());
+        let value = |node: &&NodeId| (world.step_at(node), world.ranks_of(node).len());
+        let Some(saves) = nodes.iter().rev().max_by_key(value) else { return };
+        for node in nodes.iter().filter(|node| *node != saves) {
+            self.nodes.leave_out_until(node, until);
+        }
+        let text = format!(
+            "the ranks of node {saves} save the state without the others, to which they do not connect"
+        );
+        self.open_for_change(now, NodeChangeCause { text, joins: false });
     }
 
     /// Records that the processes which the next generation replaces hold no state.
@@ -187,6 +217,57 @@ impl Engine {
         }
     }
 
+    /// Leaves out nodes whose ranks did not connect to those of other nodes, until no such pair is left.
+    pub(super) fn leave_out_unreached(&mut self, now: Time) {
+        let Some(world) = self.lifecycle.world() else { return };
+        if self.lifecycle.began_at.is_some() || world.has_gone() {
+            return;
+        }
+        let mut pairs: BTreeSet<(NodeId, NodeId)> = BTreeSet::new();
+        for (one, other) in world.unreached_nodes() {
+            pairs.insert((one.clone(), other.clone()));
+        }
+        let ranks: BTreeMap<NodeId, usize> =
+            world.nodes().map(|node| (node.clone(), world.ranks_of(node).len())).collect();
+        // A node that was left out for another reason, with its pairs.
+        pairs.retain(|(one, other)| [one, other].iter().all(|node| self.nodes.can_take_part(node)));
+        while !pairs.is_empty() {
+            let unreached_by = |node: &NodeId| {
+                pairs.iter().filter(|(one, other)| one == node || other == node).count()
+            };
+            // Of two that do not reach each other: the one without state, else with fewer ranks, else the later one.
+            let blame = |node: &&NodeId| {
+                let few = usize::MAX - ranks.get(*node).copied().unwrap_or_default();
+                (unreached_by(node), self.nodes.brings_no_state(node), few, (*node).clone())
+            };
+            let candidates = pairs.iter().flat_map(|(one, other)| [one, other]);
+            let spared = candidates.filter(|node| self.can_spare(node));
+            let Some(node) = spared.max_by_key(blame).cloned() else { return };
+            let others: Vec<String> = pairs
+                .iter()
+                .filter(|(one, other)| *one == node || *other == node)
+                .map(|(one, other)| if *one == node { other } else { one }.to_string())
+                .collect();
+            let Some(time) = self.nodes.quarantine_unreached(now, &node) else { return };
+            let text = format!(
+                "node {node} is quarantined for {} s: its ranks and those of {} do not reach each other; check the \
+                 network between them, and the addresses of --host",
+                time.as_secs(),
+                first_names(others.into_iter(), NAMED_RANKS)
+            );
+            self.publish(JobEventKind::NodeQuarantined, text);
+            pairs.retain(|(one, other)| *one != node && *other != node);
+        }
+    }
+
+    /// Whether the others are enough without this node. To save, one that holds the state is.
+    fn can_spare(&self, node: &NodeId) -> bool {
+        match self.drain {
+            None => self.nodes.is_enough_without(node, &self.policy),
+            Some(_) => self.nodes.others_hold_state(node),
+        }
+    }
+
     /// Whether a generation has ended before any rank trained only because of nodes without state that can be spared: they
     /// are quarantined, and must not end the job of the others.
     pub(super) fn only_newcomers_failed(&self) -> bool {
@@ -237,6 +318,16 @@ impl Nodes {
         node.is_some_and(|node| node.holders.contains(&placement.local_rank))
     }
 
+    /// Whether another node that can take part holds state.
+    fn others_hold_state(&self, node: &NodeId) -> bool {
+        self.offers(|_| true).iter().any(|offer| offer.node != *node && !offer.holders.is_empty())
+    }
+
+    /// Whether the node is there, and not in quarantine.
+    fn can_take_part(&self, node: &NodeId) -> bool {
+        self.get(node).is_some_and(Node::can_take_part)
+    }
+
     /// Whether this node holds no state, and another one does.
     pub(super) fn brings_no_state(&self, node: &NodeId) -> bool {
         self.get(node).is_some_and(|state| state.holders.is_empty())
@@ -246,6 +337,13 @@ impl Nodes {
     /// Whether this node has never held state, and another one does.
     fn is_newcomer(&self, node: &NodeId) -> bool {
         self.get(node).is_some_and(|state| !state.has_held_state) && self.brings_no_state(node)
+    }
+
+    /// Gives a node no ranks until then.
+    fn leave_out_until(&mut self, node: &NodeId, until: Time) {
+        if let Some(state) = self.get_mut(node) {
+            state.quarantined_until = Some(until);
+        }
     }
 
     /// Gives a node that did not connect no ranks until then; false if that has happened before.

@@ -18,6 +18,9 @@ use baton_recipe::Step;
 
 use super::rank_heartbeats::RankHeartbeats;
 
+/// Most ranks that a rank reports as not reached.
+const MAX_UNREACHED: usize = 64;
+
 /// State of one rank.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Member {
@@ -81,6 +84,8 @@ pub(super) struct World {
     peers: Arc<[String]>,
     /// Ranks that reported that they are connected to the others.
     connected: BTreeSet<Rank>,
+    /// Pairs of ranks that could not connect to each other: the one that reports it first.
+    unreached: BTreeSet<(Rank, Rank)>,
 }
 
 impl World {
@@ -112,6 +117,7 @@ impl World {
             rank_heartbeats,
             peers: Arc::new([]),
             connected: BTreeSet::new(),
+            unreached: BTreeSet::new(),
         }
     }
 
@@ -230,6 +236,16 @@ impl World {
         matches!(member, Some(Member::Ready { step: Some(_), .. }))
     }
 
+    /// The newest step whose state a rank of this node has reported to hold.
+    pub(super) fn step_at(&self, node: &NodeId) -> Option<Step> {
+        let members = self.by_node.get(node).and_then(|ranks| self.members.get(ranks.clone()))?;
+        let step = |member: &Member| match member {
+            Member::Ready { step, .. } => *step,
+            _ => None,
+        };
+        members.iter().filter_map(step).max()
+    }
+
     /// The rank listens. A repeated report after a reconnect does not change the time at which it became ready.
     pub(super) fn set_ready(&mut self, now: Time, rank: Rank, address: String, step: Option<Step>) {
         let since = match self.members.get(rank.0 as usize) {
@@ -257,6 +273,21 @@ impl World {
     /// Whether all ranks are connected to the others.
     pub(super) fn is_connected(&self) -> bool {
         self.connected.len() == self.placements.len()
+    }
+
+    /// `rank` could not connect to `others`. A long list is from a damaged message: no rank names so many.
+    pub(super) fn set_unreached(&mut self, rank: Rank, others: &[Rank]) {
+        self.unreached.extend(others.iter().take(MAX_UNREACHED).map(|other| (rank, *other)));
+    }
+
+    /// The pairs of nodes whose ranks could not connect to each other, each once.
+    pub(super) fn unreached_nodes(&self) -> BTreeSet<(&NodeId, &NodeId)> {
+        let node_of = |rank: &Rank| Some(&self.placement_of(*rank)?.node);
+        let pairs = self.unreached.iter().filter_map(|(rank, other)| {
+            let (one, other) = (node_of(rank)?, node_of(other)?);
+            Some(if one < other { (one, other) } else { (other, one) })
+        });
+        pairs.filter(|(one, other)| one != other).collect()
     }
 
     /// Stores and returns the address of every rank, if all are ready.
@@ -375,6 +406,7 @@ fn report_of_phase(phase: RankPhase) -> Option<RankReport> {
     match phase {
         RankPhase::Ready { address, step } => Some(RankReport::Ready { address, step }),
         RankPhase::Waiting => Some(RankReport::Lost {
+            unreached: Vec::new(),
             detail: "it lost its connection while its agent was disconnected".to_owned(),
         }),
         RankPhase::Diverged(diagnosis) => Some(RankReport::Diverged(diagnosis)),

@@ -80,16 +80,27 @@ impl Nodes {
 
     /// Quarantines a node; returns the text to publish.
     pub(super) fn quarantine(&mut self, now: Time, node: &NodeId) -> Option<String> {
-        let state = self.get_mut(node)?;
-        let failures = state.failures;
-        let doubled = 1 << failures.saturating_sub(QUARANTINE_AFTER_FAILURES).min(8);
-        let time = (MIN_QUARANTINE * doubled).min(MAX_QUARANTINE);
-        state.quarantined_until = Some(now.after(time));
-        let seconds = time.as_secs();
+        let seconds = self.begin_quarantine(now, node)?.as_secs();
+        let failures = self.get(node)?.failures;
         Some(format!(
             "node {node} is quarantined for {seconds} s: its ranks failed {failures} times in a row; check its logs, \
              --host, memory and GPUs"
         ))
+    }
+
+    /// Quarantines a node as one whose ranks have failed too often; returns for how long.
+    pub(super) fn quarantine_unreached(&mut self, now: Time, node: &NodeId) -> Option<Duration> {
+        let state = self.get_mut(node)?;
+        state.failures = state.failures.saturating_add(1).max(QUARANTINE_AFTER_FAILURES);
+        self.begin_quarantine(now, node)
+    }
+
+    fn begin_quarantine(&mut self, now: Time, node: &NodeId) -> Option<Duration> {
+        let state = self.get_mut(node)?;
+        let doubled = 1 << state.failures.saturating_sub(QUARANTINE_AFTER_FAILURES).min(8);
+        let time = (MIN_QUARANTINE * doubled).min(MAX_QUARANTINE);
+        state.quarantined_until = Some(now.after(time));
+        Some(time)
     }
 
     /// Ends the quarantines of attached nodes that hold state; returns whether there were any.

@@ -128,7 +128,10 @@ impl Engine {
                 );
                 self.note(now, JobEventKind::SaveFailed, text);
             }
-            RankReport::Lost { detail } => {
+            RankReport::Lost { detail, unreached } => {
+                if let Some(world) = self.lifecycle.world_mut() {
+                    world.set_unreached(rank, &unreached);
+                }
                 let cause = format!("rank {rank} lost its connection to the others: {detail}");
                 self.lost(now, &[rank], Member::Lost, crash(cause));
             }

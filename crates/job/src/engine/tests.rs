@@ -245,7 +245,7 @@ fn loader(skipped: u64) -> LoaderReport {
 }
 
 fn lost() -> RankReport {
-    RankReport::Lost { detail: "connection reset".to_owned() }
+    RankReport::Lost { detail: "connection reset".to_owned(), unreached: Vec::new() }
 }
 
 fn crashed() -> RankReport {

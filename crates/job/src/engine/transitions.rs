@@ -232,6 +232,7 @@ impl Engine {
         }
         if !self.lifecycle.is_reattached {
             self.leave_out_unconnected(now, &failure);
+            self.leave_out_unreached(now);
         }
         if !self.only_newcomers_failed() {
             self.lifecycle.failures += 1;

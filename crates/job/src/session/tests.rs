@@ -135,7 +135,7 @@ fn started() -> RankReport {
 }
 
 fn lost() -> RankReport {
-    RankReport::Lost { detail: "connection reset".to_owned() }
+    RankReport::Lost { detail: "connection reset".to_owned(), unreached: Vec::new() }
 }
 
 fn done(outcome: Outcome) -> RankReport {

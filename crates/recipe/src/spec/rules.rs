@@ -120,9 +120,13 @@ impl Rules {
         self.check(0.0 < value && value < 1.0, field, value, "must be between 0 and 1");
     }
 
-    /// Checks that the value is a finite number above 0.
+    /// Checks that the value is a finite number above 0, also as a 32-bit float.
     pub(super) fn positive(&mut self, field: &'static str, value: f64) {
-        self.check(value > 0.0 && value.is_finite(), field, value, "must be above 0");
+        let is_positive = value > 0.0 && value.is_finite();
+        self.check(is_positive, field, value, "must be above 0");
+        let used = value as f32;
+        let is_kept = used.is_normal() || !is_positive;
+        self.check(is_kept, field, value, "must be from 1.2e-38 to 3.4e38, for 32-bit floats");
     }
 
     /// Checks that the value is a number of at least 1.

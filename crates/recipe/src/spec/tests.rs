@@ -108,6 +108,9 @@ fn wrong_values_are_refused() {
             "augment.cutmix_probability = 1.5: must be in [0, 1]",
         ),
         (&["train.clip_grad_norm=0.0"], "train.clip_grad_norm = 0: must be above 0"),
+        // They would be infinite, and 0.
+        (&["train.clip_grad_norm=1e60"], "must be from 1.2e-38 to 3.4e38, for 32-bit floats"),
+        (&["augment.cutmix_alpha=1e-60"], "must be from 1.2e-38 to 3.4e38, for 32-bit floats"),
         (&["ema.decay=1.0"], "ema.decay = 1: must be between 0 and 1"),
         (&["model.freeze=['layer1']"], "model.freeze = [layer1]: must be stem, layer1,"),
         (&["model.freeze=['stem']"], "would keep random weights: set model.pretrained to a file"),

@@ -163,11 +163,8 @@ impl FlatLayout {
 
     /// Ranges that an optimizer updates, in order: one segment per tensor, or as few as possible.
     pub(super) fn segments(&self, per_tensor: bool) -> Vec<Segment> {
-        let mut entries: Vec<&FlatTensor> =
-            self.parameters.iter().filter(|entry| !entry.frozen).collect();
-        entries.sort_by_key(|entry| entry.offset);
         let mut segments: Vec<Segment> = Vec::new();
-        for entry in entries {
+        for entry in in_order(self.parameters.iter().filter(|entry| !entry.frozen)) {
             let (start, len, decays) = (entry.offset, entry.len(), entry.decays);
             match segments.last_mut() {
                 Some(last)
@@ -220,10 +217,8 @@ impl FlatLayout {
     /// The longest contiguous range of a leaf that holds gradients of these parameters only.
     pub(super) fn span_of(&self, parameters: &[usize]) -> Range<usize> {
         let entries = parameters.iter().filter_map(|index| self.parameters.get(*index));
-        let mut entries: Vec<_> = entries.filter(|entry| !entry.frozen).collect();
-        entries.sort_by_key(|entry| entry.offset);
         let (mut longest, mut current) = (0..0, 0..0);
-        for entry in entries {
+        for entry in in_order(entries.filter(|entry| !entry.frozen)) {
             if aligned(current.end) != entry.offset {
                 current.start = entry.offset;
             }
@@ -270,10 +265,8 @@ fn assign_offsets<'a>(entries: impl Iterator<Item = &'a mut FlatTensor>) -> i64 
 /// boundaries depend on these gaps.
 fn gaps(entries: &mut [FlatTensor]) -> Vec<(i64, i64)> {
     assign_offsets(entries.iter_mut());
-    let mut ordered: Vec<&FlatTensor> = entries.iter().collect();
-    ordered.sort_by_key(|entry| entry.offset);
     let (mut gaps, mut trained): (Vec<(i64, i64)>, i64) = (Vec::new(), 0);
-    for entry in ordered {
+    for entry in in_order(entries.iter()) {
         match gaps.last_mut() {
             _ if !entry.frozen => trained = aligned(trained) + entry.len(),
             Some((at, len)) if *at == aligned(trained) => *len = aligned(*len) + entry.len(),
@@ -282,6 +275,13 @@ fn gaps(entries: &mut [FlatTensor]) -> Vec<(i64, i64)> {
     }
     gaps.iter_mut().for_each(|(_, len)| *len = aligned(*len));
     gaps
+}
+
+/// Those with values, by offset. One without has the offset of its neighbour.
+fn in_order<'a>(entries: impl Iterator<Item = &'a FlatTensor>) -> Vec<&'a FlatTensor> {
+    let mut entries: Vec<_> = entries.filter(|entry| entry.len() > 0).collect();
+    entries.sort_by_key(|entry| entry.offset);
+    entries
 }
 
 fn end_of<'a>(entries: impl Iterator<Item = &'a FlatTensor>) -> i64 {

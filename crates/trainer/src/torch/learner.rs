@@ -537,7 +537,8 @@ impl TorchLearner {
                 let mut flat: Vec<(i64, Tensor)> = Vec::with_capacity(gradients.len() + 1);
                 for (index, gradient) in gradients {
                     let entry = &self.layout.parameters[*index];
-                    if (start..end).contains(&entry.offset) {
+                    // One without values has the offset of its neighbour.
+                    if entry.len() > 0 && (start..end).contains(&entry.offset) {
                         flat.push((entry.offset, entry.flatten(gradient)?));
                     }
                 }

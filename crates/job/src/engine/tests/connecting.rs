@@ -368,3 +368,109 @@ fn nodes_whose_ranks_restore_for_too_long_are_not_asked_for_another_address() {
     assert_eq!((quarantines(&actions), dismissed(&actions)), (vec![], vec![]));
     assert!([0, 1].iter().all(|&number| engine.nodes.get(&node(number)).unwrap().failures == 0));
 }
+
+/// Reports that a rank could not connect to others; returns all actions.
+fn unreached(engine: &mut Engine, now: Time, rank: u32, others: &[u32]) -> Vec<Action> {
+    let unreached = others.iter().copied().map(Rank).collect();
+    let lost = RankReport::Lost { detail: "connect: timed out".to_owned(), unreached };
+    let event = rank_event(engine, engine.lifecycle.generation, rank, lost);
+    engine.drive(now, event)
+}
+
+/// Nodes with one rank each that hold the state, lost their connections while they trained, and now try to meet.
+fn meeting_again(nodes: usize) -> Engine {
+    let mut engine = training(&vec![1; nodes]);
+    engine.policy.min_ranks = 1;
+    for rank in 0..nodes as u32 {
+        report(&mut engine, at(10.0), rank, lost());
+    }
+    for rank in 0..nodes as u32 {
+        report(&mut engine, at(10.5), rank, ready(rank, Some(70)));
+    }
+    assert_eq!(engine.status().phase, PhaseName::Meeting);
+    engine
+}
+
+/// A network that is cut between nodes which all reach the coordinator.
+#[test]
+fn a_node_that_the_others_do_not_reach_is_left_out_although_it_holds_the_state() {
+    // All reports, and those of a host whose network is unreachable at once, before the others know.
+    let cut: [&[(u32, &[u32])]; 3] =
+        [&[(0, &[1]), (1, &[0, 2]), (2, &[1])], &[(2, &[1]), (1, &[0])], &[(1, &[0, 2])]];
+    for reports in cut {
+        let mut engine = meeting_again(3);
+        let mut actions = Vec::new();
+        for (rank, others) in reports {
+            actions.extend(unreached(&mut engine, at(20.0), *rank, others));
+        }
+        actions.extend(engine.drive(at(22.0), Event::Tick));
+        let [text] = &quarantines(&actions)[..] else { panic!("{actions:?}") };
+        assert!(text.starts_with("node node1 is quarantined for 60 s: its ranks and those of "));
+        assert!(text.contains("do not reach each other; check the network between them"), "{text}");
+        assert_eq!(placed(&engine), ["node0", "node2"], "{reports:?}");
+        for (rank, node) in [(0, 0), (1, 2)] {
+            report(&mut engine, at(22.5), rank, ready(node, Some(70)));
+        }
+        for rank in [0, 1] {
+            report(&mut engine, at(23.0), rank, started());
+        }
+        assert_eq!(engine.status().phase, PhaseName::Training);
+    }
+}
+
+#[test]
+fn of_two_halves_that_do_not_reach_each_other_one_trains_on() {
+    let mut engine = meeting_again(4);
+    let mut actions = Vec::new();
+    for (rank, others) in [(0, [2, 3]), (1, [2, 3]), (2, [0, 1]), (3, [0, 1])] {
+        actions.extend(unreached(&mut engine, at(20.0), rank, &others));
+    }
+    assert_eq!(quarantines(&actions).len(), 2, "{actions:?}");
+    assert_eq!(placed(&engine), ["node0", "node1"]);
+}
+
+#[test]
+fn no_node_is_left_out_whose_ranks_the_job_needs_or_after_a_death() {
+    let mut engine = meeting_again(2);
+    engine.policy.min_ranks = 2;
+    unreached(&mut engine, at(20.0), 0, &[1]);
+    let actions = unreached(&mut engine, at(20.0), 1, &[0]);
+    assert_eq!(quarantines(&actions), Vec::<String>::new());
+
+    let mut engine = meeting_again(2);
+    unreached(&mut engine, at(20.0), 0, &[1]);
+    let died = rank_event(&engine, engine.lifecycle.generation, 1, crashed());
+    let actions = engine.drive(at(20.1), died);
+    assert_eq!(quarantines(&actions), Vec::<String>::new(), "rank 1 was dead");
+    assert_eq!(placed(&engine), ["node0", "node1"]);
+}
+
+#[test]
+fn a_drain_saves_on_one_of_the_nodes_that_do_not_reach_each_other() {
+    let drained = |engine: &mut Engine| {
+        drain(engine, at(11.0));
+        engine.status().drain.unwrap().until
+    };
+    // Also if the job needs both to train.
+    let mut engine = meeting_again(2);
+    engine.policy.min_ranks = 2;
+    drained(&mut engine);
+    unreached(&mut engine, at(12.0), 0, &[1]);
+    unreached(&mut engine, at(12.0), 1, &[0]);
+    assert_eq!(placed(&engine), ["node0"]);
+
+    // Nobody reports, and half of the time is over; rank 1 is a step ahead.
+    let mut engine = training(&[1, 1]);
+    engine.policy.rendezvous = Duration::from_secs(300);
+    for rank in [0, 1] {
+        report(&mut engine, at(10.0), rank, lost());
+    }
+    report(&mut engine, at(10.5), 0, ready(0, Some(70)));
+    report(&mut engine, at(10.5), 1, ready(1, Some(71)));
+    let until = drained(&mut engine);
+    let half = Time::since(until, at(11.0)) / 2;
+    tick(&mut engine, at(10.9).after(half));
+    assert_eq!(placed(&engine).len(), 2);
+    tick(&mut engine, at(11.1).after(half));
+    assert_eq!(placed(&engine), ["node1"]);
+}

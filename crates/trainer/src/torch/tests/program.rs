@@ -1,6 +1,8 @@
 //! Programs: what random operators draw, evaluation, tied weights, and formats of numbers. The stories of
 //! tests/tests/programs.rs train one with real processes.
 
+use std::collections::BTreeMap;
+
 use baton_data::Inputs;
 
 use super::*;
@@ -177,4 +179,41 @@ fn arrays_arrive_in_the_shape_that_they_have_in_the_data() {
     images.inputs = Inputs::Arrays { values, shape: vec![3, 8, 8] };
     let as_arrays = learner.evaluate(&images, EvaluatedWeights::Raw, &mut || false).unwrap();
     assert_eq!(as_arrays.unwrap().sums, as_images.unwrap().sums);
+}
+
+/// Layers of width 0 have the offsets of their neighbours.
+#[test]
+fn parameters_without_values_take_nothing_from_their_neighbours() {
+    let path = format!("model.program={}", fixture("without_values.pt2"));
+    for optimizer in ["sgd", "adamw", "lars"] {
+        let kind = format!("optimizer={{ kind = '{optimizer}' }}");
+        let mut learner = program(&[&path, &kind]);
+        let mut leaf = learner.new_leaf().unwrap();
+        learner.gradient(&images(0), 1.0, &mut leaf).unwrap();
+        let gradients: BTreeMap<String, Vec<f32>> = learner
+            .gradients(&leaf)
+            .unwrap()
+            .into_iter()
+            .map(|(name, gradient)| (name, values(&gradient.reshape([-1]))))
+            .collect();
+        // What is added to the same sum has the same gradient.
+        let expected = &gradients["first.bias"];
+        assert!(expected.iter().any(|value| *value != 0.0));
+        assert_eq!((&gradients["nothing.bias"], &gradients["none.bias"]), (expected, expected));
+        assert!(gradients["nothing.weight"].is_empty() && gradients["none.weight"].is_empty());
+
+        let weights = |learner: &TorchLearner, name: &str| {
+            let state = learner.state_dict().unwrap();
+            values(&state.into_iter().find(|(found, _)| found == name).unwrap().1.reshape([-1]))
+        };
+        let names = ["first.weight", "first.bias", "nothing.bias", "none.bias", "last.weight"];
+        let before = names.map(|name| weights(&learner, name));
+        learner.measure(&mut leaf).unwrap();
+        let update = Update { step: Step(0), lr: 0.1, micro_batches: 1 };
+        learner.update(&mut leaf, &update).unwrap();
+        for (name, before) in names.iter().zip(before) {
+            assert_ne!(weights(&learner, name), before, "{optimizer} changes no {name}");
+        }
+        assert_eq!(weights(&learner, "bounds"), [0.0; 0]);
+    }
 }
