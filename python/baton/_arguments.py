@@ -1,6 +1,7 @@
 """Checks of arguments before anything is computed. They need no PyTorch, only objects with its attributes."""
 
 import inspect
+import itertools
 import math
 import os
 from collections import Counter
@@ -195,7 +196,7 @@ def _separate_memory(model: Any) -> None:
         last = sum((size - 1) * stride for size, stride in zip(parameter.shape, parameter.stride()))
         places.append((start, start + (last + 1) * parameter.element_size(), name))
     places.sort()
-    for (_, end, first), (start, _, second) in zip(places, places[1:]):
+    for (_, end, first), (start, _, second) in itertools.pairwise(places):
         if start < end:
             raise ValueError(
                 f"parameters {first} and {second} are two objects with the same memory, and would be trained as two: assign "

@@ -51,7 +51,8 @@ def compare(
     """Computes one training step of a model in Baton and in PyTorch, and compares all results, on the CPU in float32.
 
     Compared are the loss, the outputs in training mode, the gradient of each trained parameter, and BatchNorm's running
-    statistics after the step. The loss is the mean over the samples: cross entropy, or for a regression the squared
+    statistics after the step; and before it, as `evaluated`, the outputs in evaluation mode, in which a branch on
+    `self.training` would differ: a program has that of training. The loss is the mean over the samples: cross entropy, or for a regression the squared
     error, averaged over a sample's outputs, or with task="loss" what the model returns; then the outputs are the loss of
     each sample and the metrics. Both sides sum over the samples and multiply by 1/samples, and both mix a
     batch's statistics into the running ones by `torch.lerp`; with one thread, they use the same kernels in the same
@@ -118,7 +119,8 @@ def compare(
             save(exported, file, task, inputs, None if task == "loss" else outputs, {})
             recipe = _recipe(model, file, samples, outputs, loss, inputs)
             theirs = _probe(program, Path(folder), recipe, inputs, target, task, threads)
-        ours = _eager(model, inputs, target, loss)
+        evaluated = _evaluated(model, inputs, loss)
+        ours = {**_eager(model, inputs, target, loss), "evaluated": evaluated}
     if not ours["loss"].isfinite():
         raise ValueError(
             f"the loss of this batch is {ours['loss'].item()}, and equal NaN would prove nothing: give finite inputs, "
@@ -237,6 +239,20 @@ def _switch_random_layers_off(model: torch.nn.Module) -> list[str]:
                 setattr(module, name, 0.0)
                 changed.append(path or type(module).__name__)
     return changed
+
+
+def _evaluated(model: torch.nn.Module, inputs: _arguments.Inputs, loss: _Loss) -> torch.Tensor:
+    """The outputs in evaluation mode."""
+    import torch
+
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    # With gradients, as without them attention has other kernels.
+    with torch.enable_grad():
+        outputs = loss.outputs(inputs.call(model))
+    for module, is_training in modes:
+        module.training = is_training
+    return outputs.detach()
 
 
 def _eager(model: torch.nn.Module, inputs: _arguments.Inputs, target: torch.Tensor, loss: _Loss) -> Tensors:

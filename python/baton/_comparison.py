@@ -14,7 +14,8 @@ class Difference:
     """How far one tensor of Baton is from that of PyTorch."""
 
     name: str
-    """`loss`, `output`, `grad.<parameter>` or `buffer.<name>`, with the names of the state dict."""
+    """`loss`, `output`, `evaluated` (the output in evaluation mode), `grad.<parameter>` or `buffer.<name>`, with the names of
+    the state dict."""
     absolute: float
     """Largest |baton - torch| of an element; NaN if exactly one of them is NaN."""
     relative: float

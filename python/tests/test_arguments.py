@@ -1,6 +1,7 @@
 """Checks of arguments, with objects that have the attributes of PyTorch's."""
 
 import dataclasses
+import math
 
 import pytest
 from baton import _arguments
@@ -12,6 +13,19 @@ class Tensor:
     dtype: str = "torch.float32"
     device: str = "cpu"
     requires_grad: bool = True
+    address: int | None = None
+
+    def numel(self):
+        return math.prod(self.shape)
+
+    def stride(self):
+        return tuple(math.prod(self.shape[axis + 1 :]) for axis in range(len(self.shape)))
+
+    def element_size(self):
+        return 4
+
+    def data_ptr(self):
+        return id(self) << 32 if self.address is None else self.address
 
 
 class Model:
@@ -154,6 +168,21 @@ def test_a_model_without_a_parameter_to_train_is_refused():
     for model in [Model(), Model(weight=frozen)]:
         with pytest.raises(ValueError, match="Model has no parameter to train: set requires_grad"):
             _arguments.module(model)
+
+
+def test_two_parameters_in_the_same_memory_are_refused_and_neighbours_are_not():
+    first = Tensor((4, 6), address=4096)
+    _arguments.module(Model(first=first, behind=Tensor((2,), address=4096 + 4 * 24), empty=Tensor((0,), address=4096)))
+    for shape, address in [((4, 6), 4096), ((2,), 4096 + 4 * 23)]:
+        with pytest.raises(ValueError, match="first and second are two objects with the same memory"):
+            _arguments.module(Model(second=Tensor(shape, address=address), first=first))
+
+
+def test_a_parameter_with_a_hook_is_refused():
+    weight = Tensor((2,))
+    weight._backward_hooks = {0: print}
+    with pytest.raises(ValueError, match="parameter weight has a hook that may change its gradient"):
+        _arguments.module(Model(weight=weight))
 
 
 def test_a_lazy_parameter_is_refused():

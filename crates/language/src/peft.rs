@@ -73,7 +73,16 @@ struct Description {
     /// Other values of `lora_alpha` for some layers.
     #[serde(default)]
     alpha_pattern: BTreeMap<String, f64>,
+    /// How PEFT began: `true`, `false`, or the name of a method.
+    #[serde(default)]
+    init_lora_weights: Value,
+    /// The adapter applies only after these tokens (aLoRA).
+    #[serde(default)]
+    alora_invocation_tokens: Value,
 }
+
+/// Methods of PEFT that change the base model's weights too, by the beginnings of their names.
+const CHANGE_THE_BASE: [&str; 5] = ["pissa", "olora", "loftq", "corda", "lora_ga"];
 
 /// Compares the description beside `weights` with the recipe's adapter. A file of another name, or without a
 /// description, is taken as it is.
@@ -88,8 +97,29 @@ pub fn check_description(weights: &Path, adapter: &Adapter) -> Result<(), String
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         read => read.map_err(|error| format!("{ADAPTER_CONFIG} beside them: {error}"))?,
     };
-    let Description { lora_alpha, use_rslora, alpha_pattern } = serde_json::from_slice(&text)
+    let description = serde_json::from_slice(&text)
         .map_err(|error| format!("{ADAPTER_CONFIG} beside them cannot be read: {error}"))?;
+    let Description {
+        lora_alpha,
+        use_rslora,
+        alpha_pattern,
+        init_lora_weights,
+        alora_invocation_tokens,
+    } = description;
+    let method = init_lora_weights.as_str().unwrap_or_default();
+    if CHANGE_THE_BASE.iter().any(|known| method.starts_with(known)) {
+        return Err(format!(
+            "{ADAPTER_CONFIG} beside them has init_lora_weights = \"{method}\", which changes the base model's weights too: \
+             save the adapter with PEFT's path_initial_model_for_weight_conversion, which makes it one for the unchanged \
+             base"
+        ));
+    }
+    if !alora_invocation_tokens.is_null() {
+        return Err(format!(
+            "{ADAPTER_CONFIG} beside them has alora_invocation_tokens, from which on alone the adapter applies, and here \
+             it applies to all tokens"
+        ));
+    }
     if let Some(layer) = alpha_pattern.keys().next() {
         return Err(format!(
             "{ADAPTER_CONFIG} beside them has alpha_pattern, another factor for {layer}, and here all layers have one"
@@ -164,10 +194,17 @@ mod tests {
         assert_eq!(check_description(&weights, &adapter(&[ALL_LINEAR])), Ok(()));
         assert_eq!(described(r#"{"r": 4, "lora_alpha": 8, "use_rslora": false}"#), Ok(()));
         assert_eq!(described(r#"{"r": 4, "lora_alpha": 8.0}"#), Ok(()));
+        let plain = r#"{"lora_alpha": 8, "init_lora_weights": "gaussian", "alora_invocation_tokens": null}"#;
+        assert_eq!(described(plain), Ok(()));
         for (config, problem) in [
             (r#"{"lora_alpha": 64}"#, "set adapter.alpha = 64 and adapter.rslora = false"),
             (r#"{"lora_alpha": 8, "use_rslora": true}"#, "adapter.rslora = true"),
             (r#"{"lora_alpha": 8, "alpha_pattern": {"q_proj": 4}}"#, "another factor for q_proj"),
+            (
+                r#"{"lora_alpha": 8, "init_lora_weights": "pissa_niter_4"}"#,
+                "changes the base model's",
+            ),
+            (r#"{"lora_alpha": 8, "alora_invocation_tokens": [1, 2]}"#, "applies to all tokens"),
             (r#"{"r": 4}"#, "cannot be read: missing field `lora_alpha`"),
         ] {
             let error = described(config).unwrap_err();

@@ -137,14 +137,22 @@ fn choose<L: Learner>(
         return choose_in_store(local, collective, learner, context);
     }
     usable.sort_by_key(|local| (Reverse(local.id), local.holder));
-    let mut take_newer = |than: Option<SaveId>| -> Vec<_> {
-        usable.extract_if(.., |local| Some(local.id) > than).collect()
-    };
+    let mut gone = Vec::new();
     // By their sizes only: who reads a newest one need not read the others.
     let in_store = match context.job.store.find(context.restore, &mut |_, _| Ok(())) {
         Ok(found) => found.filter(|found| found.other_store.is_none()),
         Err(checkpoint::Error::NoUsableCheckpoint { .. }) => None,
+        Err(checkpoint::Error::CheckpointsGone { name, .. }) => {
+            // The store is lost, or its disk is not there: what a machine has is used if nothing is lost by that.
+            gone.push(format!("{name} (it is no longer in the store)"));
+            let saved = context.restore.last_saved.map(|(_, step)| step);
+            usable.retain(|local| Some(local.id.step) >= saved);
+            None
+        }
         Err(error) => return Err(error.into()),
+    };
+    let mut take_newer = |than: Option<SaveId>| -> Vec<_> {
+        usable.extract_if(.., |local| Some(local.id) > than).collect()
     };
     let in_store = in_store.map(|found| found.manifest.id());
     damaged.sort();
@@ -155,7 +163,7 @@ fn choose<L: Learner>(
     let newer = take_newer(in_store);
     let rule = (local, in_store, &mut skipped);
     if let Some(mut plan) = choose_local(newer, rule, collective, learner, context)? {
-        name_skipped(&mut plan, &skipped, &[]);
+        name_skipped(&mut plan, &skipped, &gone);
         return Ok(plan);
     }
     let stored = choose_in_store(local, collective, learner, context);

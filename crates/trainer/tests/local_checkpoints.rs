@@ -240,6 +240,27 @@ fn training_continues_from_a_local_checkpoint_that_is_newer_than_the_store_with_
 }
 
 #[test]
+fn the_state_of_a_machine_is_used_although_the_store_has_lost_what_the_job_has_saved() {
+    let job = Job::new(&["a", "b"]);
+    job.lose_all_ranks();
+    fs::remove_dir_all(job.store()).unwrap();
+    let saved =
+        |step| Restore { last_saved: Some((Generation(1), Step(step))), ..Restore::default() };
+    // One that is older than what the store had would lose steps.
+    let refused = job.run(3, &saved(8), None);
+    let error = refused[0].0.as_ref().unwrap_err().to_string();
+    assert!(error.contains("has no checkpoint, but this job has saved step-0000000008"), "{error}");
+
+    let ended = job.run(4, &saved(4), None);
+    let (step, restored) = began(&ended);
+    let restored = restored.unwrap();
+    assert_eq!((step, restored.local_of.as_deref()), (6, Some("a")));
+    assert_eq!(restored.skipped, ["step-0000000004-gen-000001 (it is no longer in the store)"]);
+    assert_eq!(digest(&ended), undisturbed());
+    assert_eq!(saved_steps(&ended[0].1)[0], 6, "the store gets the state at once");
+}
+
+#[test]
 fn a_machine_finds_what_it_wrote_under_another_name() {
     let mut job = Job::new(&["a"]);
     job.lose_all_ranks();

@@ -68,13 +68,8 @@ def step(recipe, batch):
         flat.append(values.pop(described["name"], main).reshape(shape).to(getattr(torch, described["dtype"])))
     assert not values
     args, kwargs = pytree.tree_unflatten(flat, program.call_spec.in_spec)
-    output = network(*args, **kwargs)
+    output = outputs_of(network, args, kwargs, loss)
     if loss["kind"] == "program":
-        if isinstance(output, dict):
-            metrics = [output[name].detach().float() for name in loss["metrics"]]
-            output = torch.stack([output["loss"], *metrics], 1)
-        else:
-            output = output.unsqueeze(1)
         assert output.shape == (samples, 1 + len(loss["metrics"]))
         total = output[:, 0].sum()
     else:
@@ -86,7 +81,9 @@ def step(recipe, batch):
         total = functional.cross_entropy(output, target, reduction="sum", label_smoothing=smoothing)
     mean = total * (torch.tensor(1.0) / len(target)).item()
     mean.backward()
-    results = {"loss": mean.detach(), "output": output.detach()}
+    unchanged = torch.export.load(recipe["model"]["program"]).module()
+    evaluated = outputs_of(in_evaluation_mode(unchanged), args, kwargs, loss)
+    results = {"loss": mean.detach(), "output": output.detach(), "evaluated": evaluated.detach()}
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:
             results[f"grad.{name}"] = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
@@ -96,6 +93,24 @@ def step(recipe, batch):
     for name, (before, momentum) in mixed.items():
         results[f"buffer.{name}"] = before.lerp(results[f"buffer.{name}"], momentum)
     return results
+
+
+def outputs_of(network, args, kwargs, loss):
+    output = network(*args, **kwargs)
+    if loss["kind"] != "program":
+        return output
+    if isinstance(output, dict):
+        metrics = [output[name].detach().float() for name in loss["metrics"]]
+        return torch.stack([output["loss"], *metrics], 1)
+    return output.unsqueeze(1)
+
+
+def in_evaluation_mode(network):
+    for node in network.graph.nodes:
+        if node.target is BATCH_NORM:
+            node.args = (*node.args[:TRAINING], False, *node.args[TRAINING + 1 :])
+    network.recompile()
+    return network
 
 
 def batch_statistics(network):

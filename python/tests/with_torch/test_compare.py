@@ -34,7 +34,13 @@ def test_a_network_with_batch_norm_and_a_shared_weight_is_equal_bit_by_bit():
     ]
     buffers = ["norm.running_mean", "norm.running_var"]
     assert names(found) == sorted(
-        ["loss", "output", *(f"grad.{name}" for name in gradients), *(f"buffer.{name}" for name in buffers)]
+        [
+            "evaluated",
+            "loss",
+            "output",
+            *(f"grad.{name}" for name in gradients),
+            *(f"buffer.{name}" for name in buffers),
+        ]
     )
     assert found.switched_off == ("drop",)
 
@@ -233,3 +239,12 @@ def test_arguments_that_cannot_be_used_are_refused(data, options, message):
     with pytest.raises((TypeError, ValueError)) as caught:
         baton.compare(Small(), data, **options)
     assert message in str(caught.value)
+
+
+def test_a_branch_on_training_shows_in_the_evaluation():
+    class Branch(Small):
+        def forward(self, x):
+            return super().forward(x) if self.training else 3 * super().forward(x)
+
+    found = baton.compare(Branch(), batch())
+    assert [row.name for row in found.rows if row.absolute] == ["evaluated"], str(found)

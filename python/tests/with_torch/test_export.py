@@ -1,10 +1,14 @@
 """What `baton.export` writes and refuses."""
 
+import errno
 import json
 import os
+import pathlib
+import random
 import zipfile
 
 import baton
+import numpy
 import pytest
 import torch
 from networks import CLASSES, SIDE, Function, Small, Two, WithLoss, images, with_function
@@ -355,3 +359,73 @@ def test_a_value_that_each_call_changes_is_refused_and_one_of_the_first_call_is_
         export(model, tmp_path / "net.pt2", torch.randn(3, 4))
     assert model[0].calls == [0]
     export(Annealed(False, values), tmp_path / "net.pt2", torch.randn(3, 4))
+
+
+class Straight(torch.autograd.Function):
+    """The sign, with the gradient of the identity."""
+
+    @staticmethod
+    def forward(context, x):
+        return x.sign()
+
+    @staticmethod
+    def backward(context, gradient):
+        return gradient
+
+
+def reversed_gradient(x):
+    y = x * 1
+    y.register_hook(lambda gradient: -gradient)
+    return y
+
+
+class Between(nn.Module):
+    """A layer after a function, and a random layer."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, CLASSES)
+        self.function, self.drop = function, nn.Dropout(0.5)
+
+    def forward(self, x):
+        return self.last(self.drop(self.function(self.first(x))))
+
+
+@pytest.mark.usefixtures("accepting")
+@pytest.mark.parametrize("function", [Straight.apply, reversed_gradient])
+def test_a_gradient_that_export_would_drop_is_refused(tmp_path, function):
+    torch.manual_seed(1)
+    with pytest.raises(baton.ExportError, match=r"computes another gradient of first\.weight than the model"):
+        baton.export(Between(function), torch.randn(4, 6), tmp_path / "net.pt2")
+    # The same with operators of PyTorch.
+    baton.export(Between(lambda x: x + (x.sign() - x).detach()), torch.randn(4, 6), tmp_path / "net.pt2")
+
+
+@pytest.mark.parametrize("draw", [random.random, lambda: float(numpy.random.rand())])
+def test_numbers_drawn_outside_of_torch_are_refused(tmp_path, draw):
+    with pytest.raises(baton.ExportError, match=r"draws random numbers from (Python's random|numpy\.random)"):
+        baton.export(Between(lambda x: x * draw()), torch.randn(4, 6), tmp_path / "net.pt2")
+
+
+@pytest.mark.usefixtures("accepting")
+def test_a_check_of_gradients_changes_neither_the_model_nor_the_program(tmp_path):
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, CLASSES))
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    example, state = torch.randn(4, 6), torch.get_rng_state()
+    baton.export(model, example, tmp_path / "net.pt2")
+    assert torch.equal(torch.get_rng_state(), state)
+    exported = torch.export.load(tmp_path / "net.pt2").state_dict
+    for name, tensor in before.items():
+        assert torch.equal(model.state_dict()[name], tensor), name
+        assert torch.equal(exported[name], tensor), name
+
+
+@pytest.mark.usefixtures("accepting")
+def test_an_export_that_cannot_be_written_raises_an_error_of_the_file(tmp_path, monkeypatch):
+    def full(path, content):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(pathlib.Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        baton.export(nn.Linear(6, CLASSES), torch.randn(4, 6), tmp_path / "net.pt2")
+    assert not list(tmp_path.iterdir())

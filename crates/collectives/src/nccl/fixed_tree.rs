@@ -15,7 +15,7 @@ pub(super) struct FixedTree {
     rank: Rank,
     machines: Machines,
     adder: Adder,
-    /// RankMemory for what other ranks send.
+    /// Memory for what other ranks send.
     received: Option<DeviceMemory>,
 }
 

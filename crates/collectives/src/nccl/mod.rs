@@ -80,7 +80,7 @@ impl NcclCollective {
     /// Later, `bootstrap` is used for data that is not on a GPU, and its abort handle becomes that of this group.
     ///
     /// # Errors
-    /// NCCL or CUDA is missing or fails; a late peer; an abort.
+    /// NCCL or CUDA is missing or fails; a late peer; an abort; other machines than those of the group.
     pub fn connect(
         mut bootstrap: Box<dyn Collective>,
         machines: Machines,
@@ -97,6 +97,15 @@ impl NcclCollective {
         }
         let gpu = Device::open(device)?;
         let (rank, world_size) = (bootstrap.rank(), bootstrap.world_size());
+        if machines.world_size() != world_size {
+            return Err(Error::Protocol {
+                operation: operation::CONNECT,
+                detail: format!(
+                    "the machines have {} ranks, the group has {world_size}",
+                    machines.world_size()
+                ),
+            });
+        }
         let tree = match options.order {
             SummationOrder::FixedTree if world_size > 1 => {
                 Some(FixedTree::new(gpu, rank, machines)?)

@@ -366,8 +366,9 @@ mod tests {
             stream.write_all(proof.as_bytes()).unwrap();
         }
         let deadline = Instant::now() + Duration::from_secs(30);
-        while let Some(missing) = handshake.missing().next() {
-            assert!(Instant::now() < deadline, "rank {missing:?} was disconnected");
+        while handshake.missing().next().is_some() {
+            let missing: Vec<Rank> = handshake.missing().collect();
+            assert!(Instant::now() < deadline, "ranks {missing:?} were disconnected");
             let ready = vec![true; handshake.incoming.len()];
             handshake.advance_incoming(&ready);
             handshake.accept(&listener).unwrap();

@@ -93,18 +93,20 @@ fn two_of<'t, 'm>(
     terms.get_disjoint_mut([left, right]).map_err(|_| wrong())
 }
 
-/// RankMemory in pieces: which memory, from which value on.
+/// Memory in pieces, in ascending order: which memory, from which value on.
 struct Rest<'a>(Vec<(RankMemory, usize, &'a [f32])>);
 
 impl<'a> Rest<'a> {
     /// The slice of `region`, which must be within one piece.
     fn get(&self, region: &SumRegion) -> Result<&'a [f32], Error> {
-        let within = |(memory, start, values): &(RankMemory, usize, &'a [f32])| {
-            let range =
-                region.range.start.checked_sub(*start)?..region.range.end.checked_sub(*start)?;
-            (*memory == region.memory).then(|| values.get(range)).flatten()
-        };
-        self.0.iter().find_map(within).ok_or_else(wrong)
+        let SumRegion { memory, range } = region;
+        let after =
+            self.0.partition_point(|(piece, start, _)| (piece, start) <= (memory, &range.start));
+        let piece = after.checked_sub(1).and_then(|index| self.0.get(index));
+        let (piece, start, values) = piece.ok_or_else(wrong)?;
+        let range = range.start.checked_sub(*start).zip(range.end.checked_sub(*start));
+        let values = range.filter(|_| piece == memory).and_then(|(from, to)| values.get(from..to));
+        values.ok_or_else(wrong)
     }
 }
 

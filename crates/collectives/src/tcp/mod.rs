@@ -101,7 +101,7 @@ pub struct TcpCollective {
     machines: Machines,
     operation_timeout: Duration,
     broken: bool,
-    /// RankMemory for the partial sums of other ranks, kept for reuse.
+    /// Memory for the partial sums of other ranks, kept for reuse.
     received: Vec<f32>,
     /// Host copies of device buffers, kept for reuse.
     staging: Vec<Vec<f32>>,
@@ -172,14 +172,14 @@ impl TcpCollective {
         if self.broken {
             return Err(Error::Broken { operation });
         }
+        self.broken = true;
         let done = body(self, &context);
-        if done.is_err() {
-            self.broken = true;
+        if done.is_ok() {
+            self.broken = false;
+        } else if !self.machines.are_flat() {
             // A rank that exchanges nothing with the lost one learns of it in this way. Elsewhere each sees it itself,
             // and its error names the right rank.
-            if !self.machines.are_flat() {
-                self.mesh.close();
-            }
+            self.mesh.close();
         }
         done
     }
@@ -193,8 +193,10 @@ impl TcpCollective {
     ) -> Result<(), Error> {
         let len = sums.first().map_or(0, |sum| sum.len());
         let schedule = SumSchedule::new(&self.machines, self.rank(), virtual_ranks, len);
-        self.received.resize(schedule.received, 0.0);
-        let mut memory = HostMemory { sums, received: &mut self.received };
+        if self.received.len() < schedule.received {
+            self.received.resize(schedule.received, 0.0);
+        }
+        let mut memory = HostMemory { sums, received: &mut self.received[..schedule.received] };
         for stage in &schedule.stages {
             let messages = memory.messages(stage)?;
             self.mesh.exchange(context, MessageKind::AllReduce, virtual_ranks, messages)?;

@@ -20,17 +20,17 @@ type Member = Box<dyn Collective>;
 #[derive(Clone, Copy, Debug)]
 enum Implementation {
     Local,
-    /// Ranks on so many machines, which are addresses of the loopback.
-    Tcp {
-        machines: u32,
-    },
+    /// Each machine, an address of the loopback, has the next ranks: so many, the last one all that are left.
+    Tcp(&'static [u32]),
 }
 
-const IMPLEMENTATIONS: [Implementation; 4] = [
+const IMPLEMENTATIONS: [Implementation; 6] = [
     Implementation::Local,
-    Implementation::Tcp { machines: 1 },
-    Implementation::Tcp { machines: 2 },
-    Implementation::Tcp { machines: 3 },
+    Implementation::Tcp(&[8]),
+    Implementation::Tcp(&[1, 1, 1, 1, 1, 1, 1, 1]),
+    Implementation::Tcp(&[2, 2, 2, 2]),
+    Implementation::Tcp(&[1, 4, 3]),
+    Implementation::Tcp(&[1, 2, 1, 4]),
 ];
 
 /// Longer than any test should take: a test that reaches this timeout has lost a wakeup.
@@ -39,7 +39,8 @@ const LONG: Duration = Duration::from_secs(60);
 impl Implementation {
     /// Whether each rank exchanges values with every other one.
     fn is_flat(self, world_size: u32) -> bool {
-        !matches!(self, Self::Tcp { machines } if (2..world_size).contains(&machines))
+        let Self::Tcp(machines) = self else { return true };
+        machines[0] >= world_size || machines.iter().all(|ranks| *ranks == 1)
     }
 
     fn group(self, world_size: u32, timeout: Duration) -> Vec<Member> {
@@ -47,15 +48,16 @@ impl Implementation {
             Self::Local => {
                 local::group(world_size, timeout).into_iter().map(|m| Box::new(m) as _).collect()
             }
-            Self::Tcp { machines } => tcp_group(world_size, machines, timeout),
+            Self::Tcp(machines) => tcp_group(world_size, machines, timeout),
         }
     }
 }
 
-fn tcp_group(world_size: u32, machines: u32, operation_timeout: Duration) -> Vec<Member> {
-    let host = |rank| format!("127.0.0.{}", 1 + rank * machines / world_size);
-    let listeners: Vec<_> =
-        (0..world_size).map(|rank| tcp::Listener::bind(&host(rank)).unwrap()).collect();
+fn tcp_group(world_size: u32, machines: &[u32], operation_timeout: Duration) -> Vec<Member> {
+    let hosts = (1..).zip(machines).flat_map(|(host, ranks)| (0..*ranks).map(move |_| host));
+    let hosts = hosts.chain(std::iter::repeat(machines.len())).take(world_size as usize);
+    let listen = |host| tcp::Listener::bind(&format!("127.0.0.{host}")).unwrap();
+    let listeners: Vec<_> = hosts.map(listen).collect();
     let peers: Vec<String> = listeners.iter().map(|l| l.address().to_owned()).collect();
     let options = tcp::TcpOptions { connect_timeout: LONG, operation_timeout };
     on_every_rank(listeners, |rank, listener| {

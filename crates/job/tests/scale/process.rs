@@ -133,7 +133,10 @@ impl Fleet {
         let is_there =
             process.assignment.is_some_and(|assignment| assignment.generation == generation);
         if is_there && !process.is_done && std::mem::take(&mut process.takes_part) {
-            self.send_report(pid, RankReport::Lost { detail: "a rank is gone".to_owned() });
+            self.send_report(
+                pid,
+                RankReport::Lost { detail: "a rank is gone".to_owned(), unreached: Vec::new() },
+            );
         }
     }
 

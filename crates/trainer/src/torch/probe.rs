@@ -154,8 +154,9 @@ impl Probe {
 
 impl TorchLearner {
     /// Computes one step of one virtual rank without the optimizer's update: the mean loss, the outputs in training mode,
-    /// the loss's gradient for each trained parameter (without a loss scale), and the running statistics after the step.
-    /// Random operators draw as at the first step of a job.
+    /// the loss's gradient for each trained parameter (without a loss scale), and the running statistics after the step;
+    /// before it, except of a language model, the outputs in evaluation mode. Random operators draw as at the first step of
+    /// a job.
     ///
     /// # Errors
     /// The device failed, or the inputs do not fit the network.
@@ -165,6 +166,10 @@ impl TorchLearner {
             _ => self.samples(batch)?,
         };
         let samples = inputs.targets.size().first().copied().unwrap_or_default();
+        let evaluated = match batch.labels {
+            Labels::Tokens => None,
+            _ => self.evaluated(&inputs)?,
+        };
         let leaf = self.leaf().during("allocate a leaf")?;
         let state = state(&self.working, &self.running_views, Some(&leaf.statistics_views));
         let random = Draws::new(self.recipe.seed, 0, 0, RandomPurpose::Layer);
@@ -191,6 +196,7 @@ impl TorchLearner {
             ("loss".to_owned(), copy_out(&result.loss)?),
             ("output".to_owned(), copy_out(&output)?),
         ];
+        tensors.extend(evaluated.map(|outputs| ("evaluated".to_owned(), outputs)));
         let named = |kind: &str, name: &str| format!("{kind}.{name}");
         let gradients = self.gradients(&leaf)?.into_iter();
         tensors.extend(gradients.map(|(name, gradient)| (named("grad", &name), gradient)));
@@ -200,6 +206,29 @@ impl TorchLearner {
         }
         let loss = f64::try_from(&result.loss).during("read the loss")?;
         Ok(Probe { loss, tensors })
+    }
+
+    /// The outputs in evaluation mode.
+    fn evaluated(&self, inputs: &NetworkInputs) -> Result<Option<Tensor>, Error> {
+        let _no_grad = tch::no_grad_guard();
+        // A program may change its inputs in place. The copies have the same order in memory.
+        let copy = |tensor: &Tensor| {
+            let mut copy = tensor.f_empty_like()?;
+            copy.f_copy_(tensor)?;
+            Ok::<_, tch::TchError>(copy)
+        };
+        let copies = || {
+            Ok(NetworkInputs {
+                main: copy(&inputs.main)?,
+                extras: inputs.extras.iter().map(copy).collect::<Result<_, _>>()?,
+                targets: inputs.targets.shallow_clone(),
+                lengths: inputs.lengths.clone(),
+            })
+        };
+        let copies = copies().during("copy the inputs")?;
+        let state = state(&self.working, &self.running_views, None);
+        let outputs = self.network.outputs(&copies, state, &mut || false)?;
+        outputs.as_ref().map(copy_out).transpose()
     }
 
     /// The texts of a batch on the device.
