@@ -176,7 +176,7 @@ mod tests {
             }),
             RankReport::SavedLocally { step: Step(2), seconds: AWKWARD },
             RankReport::LocalSaveFailed { message: "full".to_owned() },
-            RankReport::Lost { detail: "rank 1".to_owned() },
+            RankReport::Lost { detail: "rank 1".to_owned(), unreached: vec![Rank(1)] },
             RankReport::Done { outcome: Outcome::Completed, digest: "00".to_owned() },
             RankReport::Exited(failure()),
         ]
