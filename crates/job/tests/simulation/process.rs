@@ -236,7 +236,8 @@ impl Cluster {
             matches!(self.processes[pid].phase, ProcessPhase::Meeting(_) | ProcessPhase::Training);
         if was_busy {
             // About the generation that it leaves, so this report is stale.
-            self.send_report(pid, RankReport::Lost { detail: "a newer generation".to_owned() });
+            let detail = "a newer generation".to_owned();
+            self.send_report(pid, RankReport::Lost { detail, unreached: Vec::new() });
         }
         let prepared = if self.processes[pid].assignment.is_none() {
             self.soon(50..=1_000)
@@ -276,22 +277,29 @@ impl Cluster {
                     RankReport::Ready { address: format!("{pid}/{listen_number}"), step },
                 );
             }
-            (Wake::MeetingTimeout, ProcessPhase::Meeting(_)) if process.group.is_none() => {
-                self.report_loss(pid, "the other ranks did not connect");
+            (Wake::MeetingTimeout, ProcessPhase::Meeting(peers)) if process.group.is_none() => {
+                let is_missing = |peer: &&(u32, Address)| {
+                    let (process, number) = (&self.processes[peer.1.pid], peer.1.listen_number);
+                    !process.is_healthy() || process.listen_number != number
+                };
+                let peers: Vec<(u32, Address)> = (0..).zip(peers.iter().copied()).collect();
+                let missing = peers.iter().filter(is_missing).map(|(rank, _)| Rank(*rank));
+                let missing = missing.collect();
+                self.report_loss(pid, "the other ranks did not connect", missing);
             }
             (Wake::Start, ProcessPhase::Meeting(_)) => self.start(pid),
             (Wake::GiveUp, ProcessPhase::Meeting(_) | ProcessPhase::Training) => {
                 self.processes[pid].group = None;
-                self.report_loss(pid, "a rank is gone");
+                self.report_loss(pid, "a rank is gone", Vec::new());
             }
             (Wake::Finish, ProcessPhase::Training) => self.finish(pid),
             _ => {}
         }
     }
 
-    fn report_loss(&mut self, pid: Pid, detail: &str) {
+    fn report_loss(&mut self, pid: Pid, detail: &str, unreached: Vec<Rank>) {
         self.processes[pid].phase = ProcessPhase::Waiting;
-        self.send_report(pid, RankReport::Lost { detail: detail.to_owned() });
+        self.send_report(pid, RankReport::Lost { detail: detail.to_owned(), unreached });
     }
 
     /// Reports that it is done, and exits.

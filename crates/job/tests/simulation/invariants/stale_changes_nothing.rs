@@ -61,7 +61,7 @@ fn report() -> Vec<RankReport> {
         RankReport::Ready { address: "0/0".to_owned(), step: None },
         RankReport::Started { source: StateSource::fresh(), progress: Progress::default() },
         RankReport::Loader(LoaderReport { skipped: 1, ..LoaderReport::default() }),
-        RankReport::Lost { detail: "stale".to_owned() },
+        RankReport::Lost { detail: "stale".to_owned(), unreached: vec![Rank(1), Rank(7)] },
         RankReport::Diverged(diagnosis()),
         RankReport::Done { outcome: Outcome::Completed, digest: "stale".to_owned() },
         RankReport::Exited(failure()),
