@@ -369,7 +369,7 @@ def _shape_text(shape: _Shape | _Sizes) -> str:
 @contextlib.contextmanager
 def _replacing(path: Path) -> Iterator[Path]:
     """A path for the content of a file. It replaces the file at once, and only if nothing fails."""
-    # In a folder of its own it can have the final name, which PyTorch writes into the archive.
+    # In a folder of its own it can have the final name, which messages name.
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".baton-export-") as folder:
         part = Path(folder, path.name)
         yield part

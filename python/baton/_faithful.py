@@ -67,7 +67,7 @@ def _step(module: torch.nn.Module, inputs: _arguments.Inputs) -> dict[str, torch
     args = [detached(value) for value in inputs.args]
     kwargs = {name: detached(value) for name, value in inputs.kwargs.items()}
     returned = [value for value in _pytree.tree_leaves(module(*args, **kwargs)) if isinstance(value, torch.Tensor)]
-    results = {f"output {number}": value.detach() for number, value in enumerate(returned)}
+    results = {f"output {number}": value.detach() for number, value in enumerate(returned) if value.is_floating_point()}
     generator = torch.Generator().manual_seed(0)
     total: Any = 0
     for value in returned:

@@ -68,6 +68,10 @@ def step(recipe, batch):
         flat.append(values.pop(described["name"], main).reshape(shape).to(getattr(torch, described["dtype"])))
     assert not values
     args, kwargs = pytree.tree_unflatten(flat, program.call_spec.in_spec)
+    # A network may change its inputs in place.
+    copies = pytree.tree_map(torch.clone, (args, kwargs))
+    unchanged = torch.export.load(recipe["model"]["program"]).module()
+    evaluated = outputs_of(in_evaluation_mode(unchanged), *copies, loss)
     output = outputs_of(network, args, kwargs, loss)
     if loss["kind"] == "program":
         assert output.shape == (samples, 1 + len(loss["metrics"]))
@@ -81,8 +85,6 @@ def step(recipe, batch):
         total = functional.cross_entropy(output, target, reduction="sum", label_smoothing=smoothing)
     mean = total * (torch.tensor(1.0) / len(target)).item()
     mean.backward()
-    unchanged = torch.export.load(recipe["model"]["program"]).module()
-    evaluated = outputs_of(in_evaluation_mode(unchanged), args, kwargs, loss)
     results = {"loss": mean.detach(), "output": output.detach(), "evaluated": evaluated.detach()}
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:

@@ -17,7 +17,7 @@ from torch import nn
 
 def metadata(path):
     with zipfile.ZipFile(path) as archive:
-        return json.loads(archive.read(f"{path.stem}/extra/baton.json"))
+        return json.loads(archive.read("archive/extra/baton.json"))
 
 
 def export(model, path, example=None, **options):
@@ -426,6 +426,8 @@ def test_an_export_that_cannot_be_written_raises_an_error_of_the_file(tmp_path, 
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
     monkeypatch.setattr(pathlib.Path, "write_bytes", full)
+    folder = tmp_path / "full"
+    folder.mkdir()
     with pytest.raises(OSError, match="No space left on device"):
-        baton.export(nn.Linear(6, CLASSES), torch.randn(4, 6), tmp_path / "net.pt2")
-    assert not list(tmp_path.iterdir())
+        baton.export(nn.Linear(6, CLASSES), torch.randn(4, 6), folder / "net.pt2")
+    assert not list(folder.iterdir())
