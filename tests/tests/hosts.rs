@@ -119,8 +119,9 @@ async fn a_cut_host_inside_the_namespaces() {
     trains(&cluster, all - RANKS, generation).await;
     let status = cluster.status().await;
     assert!(status.ranks.iter().all(|rank| rank.node_id != "node2"), "{:?}", status.ranks);
-    let lost_steps: Vec<u64> = status.recoveries.iter().map(|one| one.lost_steps).collect();
-    assert!(lost_steps.iter().all(|steps| *steps == 0), "{lost_steps:?}");
+    // One, if the second host alone had finished a step.
+    let lost_steps: u64 = status.recoveries.iter().map(|one| one.lost_steps).sum();
+    assert!(lost_steps <= 1, "{lost_steps}");
 
     let reason = "enough".to_owned();
     cluster.client().await.drain(DrainRequest { reason }).await.unwrap();
