@@ -90,7 +90,8 @@ def export(
 
     The file holds the graph of the model in training mode and its weights, with which training begins. The names of the
     state dict stay as they are, so that `model.load_state_dict` takes the trained weights. The example's values are not
-    in the file.
+    in the file; a step of the program on them is compared with the model's, since `torch.export` drops what is not made of
+    PyTorch's operators, such as the backward pass of a `torch.autograd.Function`.
 
     Modules keep their modes: a model in evaluation mode is exported in training mode, and is in evaluation mode again
     afterwards. If a part of the model is in training mode, everything is exported in the mode that it has; so a
