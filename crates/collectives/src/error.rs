@@ -47,7 +47,7 @@ pub enum Error {
     TimedOut {
         /// The operation.
         operation: &'static str,
-        /// Ranks that had not done their share, the first [`MAX_NAMED_RANKS`]; empty with NCCL.
+        /// Ranks that had not done their share, the first 64; empty with NCCL.
         waiting_for: Vec<Rank>,
         /// The timeout.
         after: Duration,
