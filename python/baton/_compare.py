@@ -52,11 +52,11 @@ def compare(
 
     Compared are the loss, the outputs in training mode, the gradient of each trained parameter, and BatchNorm's running
     statistics after the step; and before it, as `evaluated`, the outputs in evaluation mode, in which a branch on
-    `self.training` would differ: a program has that of training. The loss is the mean over the samples: cross entropy, or for a regression the squared
-    error, averaged over a sample's outputs, or with task="loss" what the model returns; then the outputs are the loss of
-    each sample and the metrics. Both sides sum over the samples and multiply by 1/samples, and both mix a
-    batch's statistics into the running ones by `torch.lerp`; with one thread, they use the same kernels in the same
-    order, so that all differences are 0.
+    `self.training` would differ: a program has that of training. The loss is the mean over the samples: cross entropy, or
+    for a regression the squared error, averaged over a sample's outputs, or with task="loss" what the model returns; then
+    the outputs are the loss of each sample and the metrics. Both sides sum over the samples and multiply by 1/samples, and
+    both mix a batch's statistics into the running ones by `torch.lerp`; with one thread, they use the same kernels in the
+    same order, so that all differences are 0.
 
     Random layers (dropout, stochastic depth, dropout of attention) are switched off, as Baton draws its own masks; the
     result lists them. The model is not changed.

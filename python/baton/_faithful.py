@@ -7,7 +7,7 @@ import random
 import sys
 from typing import TYPE_CHECKING, Any
 
-from baton import _arguments
+from baton import _arguments, _state
 
 if TYPE_CHECKING:
     import torch
@@ -25,8 +25,7 @@ def problem(model: torch.nn.Module, program: ExportedProgram, inputs: _arguments
     """
     import torch
 
-    is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    with torch.random.fork_rng([torch.cuda.current_device()] if is_used else []):
+    with _state.keeping_random_state():
         states = _states_outside_torch()
         try:
             expected = _step(copy.deepcopy(model), inputs)
@@ -40,10 +39,12 @@ def problem(model: torch.nn.Module, program: ExportedProgram, inputs: _arguments
         traced = program.module()
         # They are the model's own.
         before = [(buffer, buffer.clone()) for buffer in traced.buffers()]
-        found = _step(traced, inputs)
-        with torch.no_grad():
-            for buffer, value in before:
-                buffer.copy_(value)
+        try:
+            found = _step(traced, inputs)
+        finally:
+            with torch.no_grad():
+                for buffer, value in before:
+                    buffer.copy_(value)
         name = _differing(expected, found)
         if name is None or _differing(expected, _step(copy.deepcopy(model), inputs)):
             return None

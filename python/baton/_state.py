@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from baton import _arguments
@@ -52,12 +53,16 @@ def _calls_of_shapes(model: torch.nn.Module, inputs: _arguments.Inputs) -> tuple
 
 
 def _calls(model: torch.nn.Module, inputs: _arguments.Inputs) -> tuple[_Attributes, _Attributes]:
+    with keeping_random_state():
+        return _called_twice(copy.deepcopy(model), inputs, lambda tensor: tensor.clone())
+
+
+def keeping_random_state() -> AbstractContextManager[None]:
+    """Puts PyTorch's generators back as they were, at the end."""
     import torch
 
     is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    devices = [torch.cuda.current_device()] if is_used else []
-    with torch.random.fork_rng(devices):
-        return _called_twice(copy.deepcopy(model), inputs, lambda tensor: tensor.clone())
+    return torch.random.fork_rng([torch.cuda.current_device()] if is_used else [])
 
 
 def _called_twice(

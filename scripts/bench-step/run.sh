@@ -6,9 +6,10 @@
 #
 # ResNet-50, two ranks with one thread each, batch 16 per rank, synthetic images, gradients summed; the same with and without
 # cluster.overlap over a line so slow that the all-reduce takes a third of a step; four ranks on three hosts with
-# lines as slow as that; then on one rank, in NCHW order, the native network, the same network as a program of torch.export, and eager PyTorch. Each run
-# starts new processes. The output of each run is in target/bench-step/results/. The last line of output is
-# "RESULT {...}". Requires built programs, which `make bench-step` builds.
+# lines as slow as that; then on one rank, in NCHW order, the native network, the same network as a program of
+# torch.export, and eager PyTorch. Each run starts new processes. The output of each run is in
+# target/bench-step/results/. The last line of output is "RESULT {...}". Requires built programs, which
+# `make bench-step` builds.
 set -euo pipefail
 
 # shellcheck source=scripts/bench/lib.sh

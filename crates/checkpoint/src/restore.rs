@@ -15,6 +15,14 @@ pub struct ResumePoint {
     pub skipped: Vec<String>,
 }
 
+/// A checkpoint that the job has saved and that is no longer in its store, as one of those that are skipped.
+#[must_use]
+pub fn gone(name: &str, location: &str) -> String {
+    format!(
+        "{name} (the job has saved it, but it is not in {location}: was it removed, or is another disk mounted there?)"
+    )
+}
+
 impl Store {
     /// The checkpoint that `restore` selects; see [`Restore`] for the rule. `verify` reads the checkpoint and
     /// returns an error if it is damaged. It may call [`load`](Self::load), which verifies too, so that the files
@@ -90,13 +98,7 @@ impl Store {
         let is_valid =
             generation >= restore.not_before && restore.invalidated_by(generation, step).is_none();
         let is_named = skipped.iter().any(|reason| reason.starts_with(&last.name()));
-        (last > found && is_valid && !is_named).then(|| {
-            format!(
-                "{} (the job has saved it, but it is not in {}: was it removed, or is another disk mounted there?)",
-                last.name(),
-                self.location()
-            )
-        })
+        (last > found && is_valid && !is_named).then(|| gone(&last.name(), self.location()))
     }
 
     /// Describes the damage of a checkpoint that could not be read because of `error`.

@@ -47,7 +47,7 @@ pub enum Error {
     TimedOut {
         /// The operation.
         operation: &'static str,
-        /// Ranks that had not done their share, the first 64; empty with NCCL.
+        /// Ranks that had not done their share, the first [`MAX_UNREACHED`](baton_job::message::MAX_UNREACHED); empty with NCCL.
         waiting_for: Vec<Rank>,
         /// The timeout.
         after: Duration,
@@ -141,9 +141,6 @@ pub enum Error {
         source: io::Error,
     },
 }
-
-/// Most ranks that an error names.
-pub(crate) const MAX_NAMED_RANKS: usize = 64;
 
 fn waiting(ranks: &[Rank]) -> String {
     match ranks {

@@ -476,6 +476,9 @@ pub struct GpuStats {
     pub watts: Option<f64>,
 }
 
+/// Most ranks that a rank names as not reached: all of them, from thousands of ranks, would be hundreds of megabytes.
+pub const MAX_UNREACHED: usize = 64;
+
 /// A report about a rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
@@ -565,7 +568,7 @@ pub enum RankReport {
     Lost {
         /// The error.
         detail: String,
-        /// Ranks that it could not connect to.
+        /// Ranks that it could not connect to, at most [`MAX_UNREACHED`].
         #[serde(default)]
         unreached: Vec<Rank>,
     },

@@ -199,20 +199,21 @@ impl Program {
             return Err(format!("{}: {}", node.location, changes(name)));
         }
         let uses = graph.use_counts();
-        let mut constants = Vec::new();
         for (value, origin) in &sources {
+            // The BatchNorm itself is one.
             if let InputOrigin::Buffer(index) = origin
+                && uses[value.0 as usize] > 1
                 && let Some(norm) = roles.get(index).and_then(|statistic| {
                     norms.iter().find(|norm| [norm.mean, norm.variance].contains(statistic))
                 })
                 && norm.is_training
-                && let Some((_, reader)) = (0..)
-                    .zip(&graph.nodes)
-                    .find(|(node, reader)| *node != norm.node && reader.uses().contains(value))
             {
-                let name = &buffers[*index].tensor.name;
-                return Err(format!("{}: {}", reader.location, reads(name)));
+                let (name, node) = (&buffers[*index].tensor.name, &graph.nodes[norm.node]);
+                return Err(format!("{}: {}", node.location, uses_statistics(name)));
             }
+        }
+        let mut constants = Vec::new();
+        for (value, origin) in &sources {
             let source = match origin {
                 InputOrigin::Parameter(index) => InputSource::Parameter(*index),
                 InputOrigin::Input(index) => InputSource::Input(*index),
@@ -875,11 +876,11 @@ fn outputs(
     }
 }
 
-/// Why a BatchNorm's statistics cannot be used by another operator.
-fn reads(name: &str) -> String {
+/// Why another operator cannot use the statistics of a BatchNorm.
+fn uses_statistics(name: &str) -> String {
     format!(
-        "uses {name} of a BatchNorm in training, which PyTorch changes in the forward pass and Baton at the end of the step: \
-         compute the statistics of the batch, or keep a buffer that does not change"
+        "another operator uses {name} of this BatchNorm in training, which PyTorch changes in the forward pass and Baton at \
+         the end of the step: compute the statistics of the batch, or keep a buffer that does not change"
     )
 }
 

@@ -552,7 +552,7 @@ fn what_cannot_be_trained_is_named_with_its_node_and_a_remedy() {
         (
             r#"{"as_tensor":{"name":"b_scale"}}"#,
             r#"{"as_tensor":{"name":"b_norm_running_mean"}}"#,
-            ["uses norm.running_mean of a BatchNorm in training", "keep a buffer that does not"],
+            ["uses norm.running_mean of this BatchNorm in training", "keep a buffer that does not"],
         ),
         // A use of a value, not where it is made.
         (

@@ -94,9 +94,7 @@ impl Error {
         };
         Failure { class, message: self.to_string() }
     }
-}
 
-impl Error {
     /// The ranks that this rank could not connect to.
     #[must_use]
     pub fn unreached(&self) -> &[Rank] {

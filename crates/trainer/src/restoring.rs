@@ -142,9 +142,9 @@ fn choose<L: Learner>(
     let in_store = match context.job.store.find(context.restore, &mut |_, _| Ok(())) {
         Ok(found) => found.filter(|found| found.other_store.is_none()),
         Err(checkpoint::Error::NoUsableCheckpoint { .. }) => None,
-        Err(checkpoint::Error::CheckpointsGone { name, .. }) => {
+        Err(checkpoint::Error::CheckpointsGone { name, location }) => {
             // The store is lost, or its disk is not there: what a machine has is used if nothing is lost by that.
-            gone.push(format!("{name} (it is no longer in the store)"));
+            gone.push(checkpoint::gone(&name, &location));
             let saved = context.restore.last_saved.map(|(_, step)| step);
             usable.retain(|local| Some(local.id.step) >= saved);
             None

@@ -255,7 +255,8 @@ fn the_state_of_a_machine_is_used_although_the_store_has_lost_what_the_job_has_s
     let (step, restored) = began(&ended);
     let restored = restored.unwrap();
     assert_eq!((step, restored.local_of.as_deref()), (6, Some("a")));
-    assert_eq!(restored.skipped, ["step-0000000004-gen-000001 (it is no longer in the store)"]);
+    let [gone] = &restored.skipped[..] else { panic!("{restored:?}") };
+    assert!(gone.starts_with("step-0000000004-gen-000001 (the job has saved it, but"), "{gone}");
     assert_eq!(digest(&ended), undisturbed());
     assert_eq!(saved_steps(&ended[0].1)[0], 6, "the store gets the state at once");
 }

@@ -18,6 +18,7 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 
+use baton_job::message::MAX_UNREACHED;
 use baton_job::{MeshSecret, Rank};
 use rustix::event::PollFlags;
 use rustix::io::Errno;
@@ -27,7 +28,6 @@ use super::mesh::{closed, now_or_later};
 use super::proof::{ConnectionEnd, OPENING_BYTES, Opening, PROOF_BYTES, open, prove};
 use super::wait::OperationContext;
 use super::wire::RankHello;
-use crate::error::MAX_NAMED_RANKS;
 use crate::{Error, Membership, operation};
 
 /// Maximum number of silent incoming connections in addition to those that are expected; beyond it the oldest is
@@ -55,7 +55,7 @@ pub(super) fn connect_all(
         let mut sockets = vec![(listener.as_fd(), PollFlags::IN)];
         sockets.extend(handshake.outgoing.iter().map(|(_, connection)| connection.interest()));
         sockets.extend(handshake.incoming.iter().map(PendingConnection::interest));
-        let missing = || handshake.missing().take(MAX_NAMED_RANKS).collect();
+        let missing = || handshake.missing().take(MAX_UNREACHED).collect();
         let ready = context.wait(&sockets, &missing)?;
 
         let (outgoing, incoming) = ready[1..].split_at(handshake.outgoing.len());

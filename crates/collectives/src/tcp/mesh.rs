@@ -6,12 +6,12 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use baton_job::Rank;
+use baton_job::message::MAX_UNREACHED;
 use rustix::event::PollFlags;
 
 use super::wait::{AbortSignal, OperationContext};
 use super::wire::{MessageHeader, MessageKind};
 use crate::Error;
-use crate::error::MAX_NAMED_RANKS;
 
 /// One connection to every other rank.
 #[derive(Debug)]
@@ -83,7 +83,7 @@ impl Mesh {
                 return Ok(());
             }
             let sockets: Vec<_> = transfers.iter().map(Transfer::interest).collect();
-            let peers = || transfers.iter().map(|at| at.peer).take(MAX_NAMED_RANKS).collect();
+            let peers = || transfers.iter().map(|at| at.peer).take(MAX_UNREACHED).collect();
             let ready = context.wait(&sockets, &peers)?;
             for (transfer, ready) in transfers.iter_mut().zip(ready) {
                 if ready {
@@ -200,20 +200,15 @@ impl<'a> Incoming<'a> {
                 return Ok(false);
             }
         }
-        while let Some(piece) = self.pieces.pop_front() {
+        while let Some(piece) = self.pieces.front_mut() {
             if piece.is_empty() {
+                self.pieces.pop_front();
                 continue;
             }
-            let read = now_or_later(stream.read(piece))?;
-            match read {
+            match now_or_later(stream.read(piece))? {
+                None => return Ok(false),
                 Some(0) => return Err(closed()),
-                Some(count) if count == piece.len() => {}
-                count => {
-                    self.pieces.push_front(&mut piece[count.unwrap_or(0)..]);
-                    if count.is_none() {
-                        return Ok(false);
-                    }
-                }
+                Some(count) => *piece = &mut std::mem::take(piece)[count..],
             }
         }
         Ok(true)

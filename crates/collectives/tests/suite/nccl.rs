@@ -289,6 +289,24 @@ fn an_abort_at_any_time_ends_the_operation_and_leaves_nothing_behind() {
 }
 
 #[test]
+fn machines_of_another_group_are_refused() {
+    run("nccl::machines_of_another_group_are_refused", |_| {
+        on_every_rank(local::group(2, LONG), |rank, bootstrap| {
+            let options = NcclOptions {
+                order: SummationOrder::FixedTree,
+                connect_timeout: LONG,
+                operation_timeout: LONG,
+                abort_timeout: LONG,
+            };
+            let (bootstrap, device) = (Box::new(bootstrap), rank.0 as i32);
+            let refused = NcclCollective::connect(bootstrap, Machines::one(1), device, options);
+            let refused = refused.unwrap_err().to_string();
+            assert_eq!(refused, "connect: the machines have 1 ranks, the group has 2");
+        });
+    });
+}
+
+#[test]
 fn an_abort_ends_the_wait_for_a_missing_peer() {
     let name = "nccl::an_abort_ends_the_wait_for_a_missing_peer";
     for_seeds(name, 30, |_, _| {

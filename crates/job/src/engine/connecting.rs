@@ -12,6 +12,7 @@
 //! without the others. A rank that should hold it and does not answer is replaced after half of the time that is left.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     time::Duration,
 };
@@ -223,41 +224,42 @@ impl Engine {
         if self.lifecycle.began_at.is_some() || world.has_gone() {
             return;
         }
-        let mut pairs: BTreeSet<(NodeId, NodeId)> = BTreeSet::new();
-        for (one, other) in world.unreached_nodes() {
-            pairs.insert((one.clone(), other.clone()));
+        let mut unreached: BTreeMap<NodeId, BTreeSet<NodeId>> = BTreeMap::new();
+        for pair in world.unreached_nodes() {
+            // Others were left out already.
+            if pair.iter().all(|node| self.nodes.can_take_part(node)) {
+                let [one, other] = pair.map(NodeId::clone);
+                unreached.entry(one.clone()).or_default().insert(other.clone());
+                unreached.entry(other).or_default().insert(one);
+            }
         }
-        let ranks: BTreeMap<NodeId, usize> =
-            world.nodes().map(|node| (node.clone(), world.ranks_of(node).len())).collect();
-        // A node that was left out for another reason, with its pairs.
-        pairs.retain(|(one, other)| [one, other].iter().all(|node| self.nodes.can_take_part(node)));
-        while !pairs.is_empty() {
-            let unreached_by = |node: &NodeId| {
-                pairs.iter().filter(|(one, other)| one == node || other == node).count()
-            };
-            // Of two that do not reach each other: the one without state, else with fewer ranks, else the later one.
-            let blame = |node: &&NodeId| {
-                let few = usize::MAX - ranks.get(*node).copied().unwrap_or_default();
-                (unreached_by(node), self.nodes.brings_no_state(node), few, (*node).clone())
-            };
-            let candidates = pairs.iter().flat_map(|(one, other)| [one, other]);
-            let spared = candidates.filter(|node| self.can_spare(node));
-            let Some(node) = spared.max_by_key(blame).cloned() else { return };
-            let others: Vec<String> = pairs
-                .iter()
-                .filter(|(one, other)| *one == node || *other == node)
-                .map(|(one, other)| if *one == node { other } else { one }.to_string())
-                .collect();
+        while let Some(node) = self.most_unreached(&unreached) {
+            let others = unreached.remove(&node).unwrap_or_default();
+            for other in &others {
+                unreached.entry(other.clone()).or_default().remove(&node);
+            }
+            unreached.retain(|_, others| !others.is_empty());
             let Some(time) = self.nodes.quarantine_unreached(now, &node) else { return };
             let text = format!(
                 "node {node} is quarantined for {} s: its ranks and those of {} do not reach each other; check the \
                  network between them, and the addresses of --host",
                 time.as_secs(),
-                first_names(others.into_iter(), NAMED_RANKS)
+                first_names(others.iter().map(NodeId::to_string), NAMED_RANKS)
             );
             self.publish(JobEventKind::NodeQuarantined, text);
-            pairs.retain(|(one, other)| *one != node && *other != node);
         }
+    }
+
+    /// The node that can be spared and that most others do not reach: of two, the one without state, else with fewer ranks,
+    /// else the later one.
+    fn most_unreached(&self, unreached: &BTreeMap<NodeId, BTreeSet<NodeId>>) -> Option<NodeId> {
+        let world = self.lifecycle.world()?;
+        let mut nodes: Vec<(&NodeId, &BTreeSet<NodeId>)> = unreached.iter().collect();
+        nodes.sort_by_cached_key(|(node, others)| {
+            let keeps = (!self.nodes.brings_no_state(node), world.ranks_of(node).len());
+            (Reverse(others.len()), keeps, Reverse(*node))
+        });
+        nodes.into_iter().map(|(node, _)| node).find(|node| self.can_spare(node)).cloned()
     }
 
     /// Whether the others are enough without this node. To save, one that holds the state is.

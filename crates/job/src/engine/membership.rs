@@ -10,16 +10,13 @@ use std::{
 use crate::{
     exit::{Class, Failure, Outcome},
     ids::{LocalRank, NodeId, Rank},
-    message::{LoaderReport, RankPhase, RankReport},
+    message::{LoaderReport, MAX_UNREACHED, RankPhase, RankReport},
     plan::Placement,
     time::Time,
 };
 use baton_recipe::Step;
 
 use super::rank_heartbeats::RankHeartbeats;
-
-/// Most ranks that a rank reports as not reached.
-const MAX_UNREACHED: usize = 64;
 
 /// State of one rank.
 #[derive(Clone, Debug, PartialEq)]
@@ -84,8 +81,8 @@ pub(super) struct World {
     peers: Arc<[String]>,
     /// Ranks that reported that they are connected to the others.
     connected: BTreeSet<Rank>,
-    /// Pairs of ranks that could not connect to each other: the one that reports it first.
-    unreached: BTreeSet<(Rank, Rank)>,
+    /// Pairs of nodes, by their first ranks in ascending order, that could not connect to each other.
+    unreached: BTreeSet<(usize, usize)>,
 }
 
 impl World {
@@ -275,19 +272,22 @@ impl World {
         self.connected.len() == self.placements.len()
     }
 
-    /// `rank` could not connect to `others`. A long list is from a damaged message: no rank names so many.
+    /// `rank` could not connect to `others`.
     pub(super) fn set_unreached(&mut self, rank: Rank, others: &[Rank]) {
-        self.unreached.extend(others.iter().take(MAX_UNREACHED).map(|other| (rank, *other)));
+        let first_rank = |rank: &Rank| {
+            let node = &self.placements.get(rank.0 as usize)?.node;
+            self.by_node.get(node).map(|ranks| ranks.start)
+        };
+        let Some(one) = first_rank(&rank) else { return };
+        let others = others.iter().take(MAX_UNREACHED).filter_map(first_rank);
+        let pairs = others.filter(|other| *other != one);
+        self.unreached.extend(pairs.map(|other| (one.min(other), one.max(other))));
     }
 
     /// The pairs of nodes whose ranks could not connect to each other, each once.
-    pub(super) fn unreached_nodes(&self) -> BTreeSet<(&NodeId, &NodeId)> {
-        let node_of = |rank: &Rank| Some(&self.placement_of(*rank)?.node);
-        let pairs = self.unreached.iter().filter_map(|(rank, other)| {
-            let (one, other) = (node_of(rank)?, node_of(other)?);
-            Some(if one < other { (one, other) } else { (other, one) })
-        });
-        pairs.filter(|(one, other)| one != other).collect()
+    pub(super) fn unreached_nodes(&self) -> impl Iterator<Item = [&NodeId; 2]> {
+        let node = |first: usize| &self.placements[first].node;
+        self.unreached.iter().map(move |(one, other)| [node(*one), node(*other)])
     }
 
     /// Stores and returns the address of every rank, if all are ready.

@@ -45,14 +45,15 @@ impl Nodes {
         }
     }
 
-    /// Sets the failure counts of all nodes in `world` to zero, because training made progress.
-    pub(super) fn reset_failure_counts(&mut self, world: &World) {
+    /// Sets the failure counts of all nodes in `world` to zero, because training made progress. A node that was in quarantine
+    /// has a part in that only if `world` trains: else it is the progress of the generation before.
+    pub(super) fn reset_failure_counts(&mut self, world: &World, trains: bool) {
         // Fast path: almost always, all counts are zero.
         if self.values().all(|state| state.failures == 0) {
             return;
         }
         for (node, state) in self.iter_mut() {
-            if world.includes(node) {
+            if world.includes(node) && (trains || !state.is_failing()) {
                 state.failures = 0;
             }
         }

@@ -151,8 +151,9 @@ impl Engine {
     fn advance(&mut self, step: Option<Step>) {
         if self.results.advance(step) {
             self.lifecycle.failures = 0;
+            let trains = self.lifecycle.training_world().is_some();
             if let Some(world) = self.lifecycle.world() {
-                self.nodes.reset_failure_counts(world);
+                self.nodes.reset_failure_counts(world, trains);
             }
         }
     }

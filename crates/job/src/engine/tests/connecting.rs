@@ -419,6 +419,53 @@ fn a_node_that_the_others_do_not_reach_is_left_out_although_it_holds_the_state()
 }
 
 #[test]
+fn a_node_that_is_still_not_reached_after_its_quarantine_gets_a_longer_one() {
+    let mut engine = meeting_again(3);
+    for (rank, others) in [(0, &[1][..]), (1, &[0, 2]), (2, &[1])] {
+        unreached(&mut engine, at(20.0), rank, others);
+    }
+    for (rank, node) in [(0, 0), (1, 2)] {
+        report(&mut engine, at(20.5), rank, ready(node, Some(70)));
+    }
+    all_started(&mut engine, at(21.0));
+    tick(&mut engine, at(80.5));
+    warm(&mut engine, at(81.0), 1, 0);
+    assert_eq!(placed(&engine).len(), 3);
+    let rank_of = |engine: &Engine, node: &str| {
+        placed(engine).iter().position(|placed| placed == node).unwrap() as u32
+    };
+    let (cut, held) = (rank_of(&engine, "node1"), ["node0", "node2"]);
+    for node in held {
+        let rank = rank_of(&engine, node);
+        report(&mut engine, at(82.0), rank, ready(rank, Some(90)));
+    }
+    report(&mut engine, at(82.0), cut, ready(cut, None));
+    let mut actions = unreached(&mut engine, at(90.0), cut, &[0, 1, 2]);
+    for node in held {
+        let rank = rank_of(&engine, node);
+        actions.extend(unreached(&mut engine, at(90.0), rank, &[cut]));
+    }
+    let [text] = &quarantines(&actions)[..] else { panic!("{actions:?}") };
+    assert!(text.starts_with("node node1 is quarantined for 120 s: "), "{text}");
+    assert_eq!(placed(&engine), held);
+}
+
+#[test]
+fn all_nodes_that_reach_nobody_are_left_out_in_one_generation() {
+    const NODES: u32 = 8;
+    let mut engine = meeting_again(NODES as usize);
+    let mut actions = Vec::new();
+    for rank in 0..NODES {
+        // Each third node reaches nobody.
+        let others: Vec<u32> =
+            (0..NODES).filter(|other| (rank % 3 == 0) || other % 3 == 0).collect();
+        actions.extend(unreached(&mut engine, at(20.0), rank, &others));
+    }
+    assert_eq!(quarantines(&actions).len(), 3, "{actions:?}");
+    assert_eq!(placed(&engine), ["node1", "node2", "node4", "node5", "node7"]);
+}
+
+#[test]
 fn of_two_halves_that_do_not_reach_each_other_one_trains_on() {
     let mut engine = meeting_again(4);
     let mut actions = Vec::new();

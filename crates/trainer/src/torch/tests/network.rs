@@ -5,7 +5,10 @@ use baton_plan::network;
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
-use crate::torch::flat::{BN_RUNNING, FROZEN_REGION, FlatLayout, FlatTensor, TENSOR_ALIGNMENT};
+use crate::torch::{
+    flat::{BN_RUNNING, FROZEN_REGION, FlatLayout, FlatTensor, TENSOR_ALIGNMENT},
+    optimizer::Segment,
+};
 
 fn layout(arch: &str, classes: u32) -> FlatLayout {
     let arch = format!("model.arch={arch}");
@@ -101,7 +104,7 @@ proptest! {
             for per_tensor in [false, true] {
                 let segments = layout.segments(per_tensor);
                 let in_order =
-                    |pair: &[crate::torch::optimizer::Segment]| pair[0].start + pair[0].len <= pair[1].start;
+                    |pair: &[Segment]| pair[0].start + pair[0].len <= pair[1].start;
                 prop_assert!(segments.windows(2).all(in_order));
                 let end = entry.offset + entry.len();
                 let covering: Vec<_> = segments
