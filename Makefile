@@ -13,6 +13,7 @@ BIN := $(or $(CARGO_TARGET_DIR),target)/debug
 
 # Builds only the programs. Tests use the same programs and dependencies: scripts/check-features.py.
 BUILD := cargo build --workspace --bins
+TESTS := --workspace --lib --bins --tests
 
 RECIPE := recipes/digits_cpu.toml
 RANKS := 2
@@ -45,16 +46,16 @@ run-lora: build ## fine-tune a small language model, no GPU needed; downloads 93
 	scripts/lora/run.sh $(ARGS)
 
 # Doc tests run first, so that the test runner's count and the skipped tests are printed last. The
-# programs are built beforehand because whole-process tests start them from $(BIN).
+# programs are built beforehand because whole-process tests start them from $(BIN). No test uses an example.
 .PHONY: test
 test: tools ## every test; ARGS="some_name" selects by name
 	$(if $(ARGS),,$(MAKE) --no-print-directory test-python)
 	$(BUILD)
 	$(if $(ARGS),,cargo test --workspace --doc)
 	if [ -x .tools/bin/cargo-nextest ]; \
-	then .tools/bin/cargo-nextest nextest run --workspace $(ARGS); \
+	then .tools/bin/cargo-nextest nextest run $(TESTS) $(ARGS); \
 		scripts/check-skips.py $(dir $(BIN))nextest/default/junit.xml; \
-	else cargo test --workspace --lib --bins --tests $(ARGS); \
+	else cargo test $(TESTS) $(ARGS); \
 		echo "without cargo-nextest, skipped tests are not counted"; \
 	fi
 
@@ -84,7 +85,8 @@ lint: tools ## formatting, clippy, docs, licences, scripts, links, words; writes
 	scripts/check-words.py
 	scripts/check-layers.sh
 	.tools/bin/cargo-deny --log-level error check bans licenses sources
-	cargo clippy --workspace --all-targets -- -D warnings
+	CUSTOM_LIBFUZZER_PATH=/nowhere/libFuzzer.a \
+		cargo clippy --workspace --all-targets --features baton-fuzz/libfuzzer -- -D warnings
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps
 
 .PHONY: fix
@@ -120,12 +122,6 @@ fuzz: setup ## damaged files, JPEGs and checkpoints at length; RUNS=1000000, TAR
 mutants: ## mutation check of the core: each small change must fail a test; ARGS="baton-job --share 0/8" for a part
 	scripts/mutants.py $(ARGS)
 
-.PHONY: fuzz-check
-fuzz-check: setup ## formatting and clippy of fuzz/, without libFuzzer
-	cargo fmt --manifest-path fuzz/Cargo.toml --check
-	CUSTOM_LIBFUZZER_PATH=/nowhere/libFuzzer.a cargo clippy --locked --manifest-path fuzz/Cargo.toml \
-		--target-dir $(dir $(BIN)) --all-targets -- -D warnings
-
 .PHONY: parity
 parity: build ## compare with PyTorch and ffcv on this machine
 	scripts/parity/run.sh $(ARGS)
@@ -136,8 +132,8 @@ bench-loader: build ## compare the data loader with the real ffcv; ARGS="--round
 
 .PHONY: chaos
 chaos: build ## fault injection: 500 kills during saves, 5,000 histories of ranks, 200 faults of real processes, then `proof`; hours
-	BATON_TEST_KILLS=500 cargo test --package baton-checkpoint --test kills -- --nocapture
-	BATON_CHAOS_SEEDS=5000 cargo test --package baton-trainer --test chaos -- --nocapture --include-ignored
+	BATON_TEST_KILLS=500 cargo test --package baton-checkpoint --test suite kills -- --nocapture
+	BATON_CHAOS_SEEDS=5000 cargo test --package baton-trainer --test suite chaos -- --nocapture --include-ignored
 	BATON_CHAOS_FAULTS=100 cargo test --package baton-tests --test chaos -- --nocapture
 	$(MAKE) proof
 

@@ -33,8 +33,8 @@ for target in ${TARGET:-open table fields jpeg manifest shard program}; do
     corpus="fuzz/corpus/$target"
     mkdir -p "$corpus"
     # -timeout: seconds for one input. -rss_limit_mb: for what C code allocates.
-    PATH="$PWD/.tools/bin:$PATH" cargo fuzz run --sanitizer none --target-dir "$target_dir" \
-        "$target" "$corpus" "fuzz/seeds/$target" -- \
+    PATH="$PWD/.tools/bin:$PATH" cargo fuzz run --sanitizer none --features libfuzzer \
+        --target-dir "$target_dir" "$target" "$corpus" "fuzz/seeds/$target" -- \
         -runs="${RUNS:-1000000}" -max_len="${max_bytes[$target]}" -timeout=5 -rss_limit_mb=512 \
         -print_final_stats=1 "$@"
 done

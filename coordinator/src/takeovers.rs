@@ -12,7 +12,7 @@
 //! The simulation was tested with planted bugs. It found: a claim without a look at the lease, or of a generation that
 //! another one has opened; a coordinator that never learns that it was replaced; one that dismisses its agents when it was.
 
-#[path = "../../crates/checkpoint/tests/kit/hook.rs"]
+#[path = "../../crates/checkpoint/tests/suite/kit/hook.rs"]
 #[allow(dead_code, reason = "every test uses a part")]
 mod hook;
 

@@ -21,17 +21,21 @@ fn main() {
 
 /// Uses the same settings as torch-sys for its own file.
 fn compile(libraries: &Path) {
-    const SOURCES: [&str; 5] = [
+    /// Includes the others.
+    const TORCH_CPP: &str = "src/torch/torch.cpp";
+    const INCLUDED: [&str; 8] = [
+        "../gpu/src/kernels/batch_norm.h",
         "src/torch/context.cpp",
         "src/torch/decoder/dropout.cpp",
+        "src/torch/error_text.h",
         "src/torch/fused/batch_norm.cpp",
         "src/torch/program/executor.cpp",
+        "src/torch/program/executor.h",
         "src/torch/program/recompute.cpp",
     ];
-    const HEADERS: [&str; 2] = ["../gpu/src/kernels/batch_norm.h", "src/torch/program/executor.h"];
     /// Folder of batch_norm.h.
     const KERNELS: &str = "../gpu/src/kernels";
-    for file in SOURCES.iter().chain(&HEADERS) {
+    for file in INCLUDED.into_iter().chain([TORCH_CPP]) {
         println!("cargo::rerun-if-changed={file}");
     }
     let include = libraries.join("../include");
@@ -39,7 +43,7 @@ fn compile(libraries: &Path) {
         .cpp(true)
         .std("c++17")
         .define("_GLIBCXX_USE_CXX11_ABI", "1")
-        .files(SOURCES)
+        .file(TORCH_CPP)
         .include(KERNELS)
         // Warnings only for our own code.
         .flag(format!("-isystem{}", include.display()))

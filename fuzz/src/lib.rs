@@ -11,6 +11,7 @@
 //! `README.md` describes how to run the targets.
 
 pub mod coverage;
+#[cfg(feature = "libfuzzer")]
 pub mod damage;
 pub mod file;
 pub mod memory;

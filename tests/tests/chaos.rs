@@ -5,7 +5,7 @@
 //! BATON_CHAOS_SEED=17      cargo test -p baton-tests --test chaos    the faults of this seed
 //! BATON_CHAOS_FAULTS=100   cargo test -p baton-tests --test chaos    this number of faults
 //! ```
-//! `proof/` does the same for a ResNet on three hosts, with faults of all kinds; `crates/trainer/tests/chaos.rs` with threads,
+//! `proof/` does the same for a ResNet on three hosts, with faults of all kinds; `crates/trainer/tests/suite/chaos.rs` with threads,
 //! thousands of times.
 
 #![allow(

@@ -5,7 +5,7 @@
 
 use baton_job::{
     Generation, MeshSecret, Rank, Time,
-    engine::{self, Engine},
+    engine::{self, Engine, Status},
     exit::{Class, Failure, Outcome},
     ids::{Attachment, Incarnation, LocalRank},
     message::{
@@ -92,6 +92,8 @@ fn probe_engine(cluster: &Cluster) -> Result<(), String> {
         return Ok(());
     }
     let older = Generation(coordinator.status.generation.0.saturating_sub(1));
+    let status = engine.status();
+    let probe = |event, counted| probe(engine, &status, now, event, counted);
     for agent in &cluster.agents {
         let present = cluster.attachment_of(agent).unwrap_or(Attachment(0));
         for report in report() {
@@ -101,25 +103,32 @@ fn probe_engine(cluster: &Cluster) -> Result<(), String> {
                 let report = report.clone();
                 let report = AgentReport::Rank { generation, rank: Rank(0), report };
                 let node = agent.node.clone();
-                probe(engine, now, engine::Event::Reported { node, attachment, report }, 1)?;
+                probe(engine::Event::Reported { node, attachment, report }, 1)?;
             }
         }
         let node = agent.node.clone();
-        probe(engine, now, engine::Event::Detached { node, attachment: Attachment(0) }, 0)?;
+        probe(engine::Event::Detached { node, attachment: Attachment(0) }, 0)?;
     }
     Ok(())
 }
 
-fn probe(engine: &Engine, now: Time, event: engine::Event, counted: u64) -> Result<(), String> {
+fn probe(
+    engine: &Engine,
+    status: &Status,
+    now: Time,
+    event: engine::Event,
+    counted: u64,
+) -> Result<(), String> {
     let mut copy = engine.clone();
-    let event_text = format!("{event:?}");
-    let actions = copy.handle(now, event);
-    let mut expected = engine.status();
-    expected.stale_messages += counted;
-    if actions.is_empty() && copy.status() == expected && copy.deadline() == engine.deadline() {
+    let actions = copy.handle(now, event.clone());
+    let mut found = copy.status();
+    let is_counted = found.stale_messages == status.stale_messages + counted;
+    found.stale_messages = status.stale_messages;
+    let unchanged = found == *status && copy.deadline() == engine.deadline();
+    if actions.is_empty() && unchanged && is_counted {
         return Ok(());
     }
-    Err(format!("{event_text} made the coordinator return {actions:?}, {:?}", copy.status()))
+    Err(format!("{event:?} made the coordinator return {actions:?}, {:?}", copy.status()))
 }
 
 fn probe_session(cluster: &Cluster, id: AgentId) -> Result<(), String> {
@@ -187,12 +196,11 @@ fn directives(agent: &Agent) -> Vec<session::Event> {
 
 fn probe_one_session(session: &Session, now: Time, event: session::Event) -> Result<(), String> {
     let mut copy = session.clone();
-    let event_text = format!("{event:?}");
-    let actions = copy.handle(now, event);
+    let actions = copy.handle(now, event.clone());
     let unchanged = copy.reason() == session.reason() && copy.deadline() == session.deadline();
     let counted = copy.stale_messages() == session.stale_messages() + 1;
     if actions.is_empty() && unchanged && counted {
         return Ok(());
     }
-    Err(format!("{event_text} made an agent return {actions:?}, {}", copy.reason()))
+    Err(format!("{event:?} made an agent return {actions:?}, {}", copy.reason()))
 }

@@ -2,9 +2,9 @@
 // operations. It allocates and keeps what the gradient needs; it calls back
 // into Rust for the arithmetic (mod.rs). It links libtorch_cpu and libc10 for every device.
 
+#include "../error_text.h"
+
 #include <cstdint>
-#include <cstring>
-#include <exception>
 #include <optional>
 
 #include <ATen/ops/empty.h>
@@ -14,6 +14,7 @@
 namespace {
 
 using at::Tensor;
+using baton::Message;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
@@ -22,12 +23,6 @@ namespace kernel {
 }
 
 // --- The same declarations are in mod.rs ----------------------------------------------------------
-
-// Buffer for an error message.
-struct Message {
-    char *text;
-    size_t len;
-};
 
 // Callbacks into Rust; never freed.
 struct Kernels {
@@ -159,16 +154,13 @@ extern "C" Tensor *baton_batch_norm(const Kernels *kernels, const Tensor *x, con
                                     const Tensor *scale, const Tensor *shift,
                                     const Tensor *batch_mean, const Tensor *batch_variance,
                                     float epsilon, bool relu, Message message) {
-    try {
+    Tensor *y = nullptr;
+    baton::without_exceptions(message, [&] {
         std::optional<Tensor> added;
         if (residual) added = *residual;
-        return new Tensor(BatchNorm::apply(*x, added, *scale, *shift, batch_mean->data_ptr(),
-                                           batch_variance->data_ptr(),
-                                           Options{kernels, epsilon, relu}));
-    } catch (const std::exception &error) {
-        std::strncpy(message.text, error.what(), message.len - 1);
-    } catch (...) {
-        std::strncpy(message.text, "unknown exception", message.len - 1);
-    }
-    return nullptr;
+        y = new Tensor(BatchNorm::apply(*x, added, *scale, *shift, batch_mean->data_ptr(),
+                                        batch_variance->data_ptr(),
+                                        Options{kernels, epsilon, relu}));
+    });
+    return y;
 }

@@ -1,9 +1,9 @@
 // What executor.cpp and recompute.cpp share: a graph prepared for libtorch, and the values of one run.
 #pragma once
 
+#include "../error_text.h"
+
 #include <cstdint>
-#include <cstring>
-#include <exception>
 #include <optional>
 #include <string>
 #include <utility>
@@ -19,12 +19,6 @@ using at::Tensor;
 using c10::IValue;
 
 // --- The same declarations are in executor.rs -----------------------------------------------------
-
-// Buffer for an error message.
-struct Message {
-    char *text;
-    size_t len;
-};
 
 // Where a result is kept. `element` is its index in a list, or -1.
 struct Result {
@@ -83,19 +77,5 @@ struct Values {
 
 // Runs one node.
 void run(const Graph &graph, const GraphNode &node, Values &values, const Run &how);
-
-template <typename Body> bool without_exceptions(Message message, Body body) {
-    try {
-        body();
-        return true;
-    } catch (const c10::Error &error) {
-        std::strncpy(message.text, error.what_without_backtrace(), message.len - 1);
-    } catch (const std::exception &error) {
-        std::strncpy(message.text, error.what(), message.len - 1);
-    } catch (...) {
-        std::strncpy(message.text, "unknown exception", message.len - 1);
-    }
-    return false;
-}
 
 } // namespace baton

@@ -1,7 +1,4 @@
 //! Saves, crashes, resumes, pruning and exports, through the public interface only.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
-
-mod kit;
 
 use std::{
     ffi::OsStr,
@@ -26,9 +23,10 @@ use baton_recipe::{
     Epoch, Step,
     progress::{Accuracy, Extent, Fit, Progress},
 };
-use kit::{assert_holds, find, find_by, id, keep, names, newest, saved, sealed, written};
 use rustix::fs::{CWD, Mode, mkfifoat};
 use tempfile::TempDir;
+
+use crate::kit::{assert_holds, find, find_by, id, keep, names, newest, saved, sealed, written};
 
 struct Fixture {
     folder: TempDir,

@@ -1,7 +1,4 @@
 //! Frozen state is stored once, and as long as a checkpoint refers to it.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
-
-mod kit;
 
 use std::{fs, num::NonZeroUsize, path::PathBuf};
 
@@ -11,8 +8,9 @@ use baton_checkpoint::{
 };
 use baton_job::Generation;
 use half::bf16;
-use kit::{assert_holds, find, id, keep, names, newest, written};
 use tempfile::TempDir;
+
+use crate::kit::{assert_holds, find, id, keep, names, newest, written};
 
 struct Fixture {
     folder: TempDir,

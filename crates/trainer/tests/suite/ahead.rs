@@ -1,11 +1,5 @@
 //! A learner that queues its work, as on a GPU: the loop reads the result of an update while the next one is running.
 //! `chaos.rs` tests that this changes no bit of the trained state.
-#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
-
-#[path = "../../recipe/tests/kit/mod.rs"]
-mod kit;
-#[path = "../../collectives/tests/kit/local.rs"]
-mod local;
 
 use std::{
     path::Path,
@@ -28,6 +22,8 @@ use baton_trainer::{
     learner::{self, Region, TensorLocation},
     linear::{HostLeaf, LinearLearner},
 };
+
+use crate::{kit, local};
 
 /// A call of the learner.
 #[derive(Clone, Debug, PartialEq)]

@@ -5,17 +5,9 @@
 //! `crates/job/tests/simulation` tests those decisions. `tests/tests/chaos.rs` does the same with real processes.
 //!
 //! ```text
-//! BATON_CHAOS_SEED=17     cargo test -p baton-trainer --test chaos    only that history
-//! BATON_CHAOS_SEEDS=5000  cargo test -p baton-trainer --test chaos    more histories, with the small learner
+//! BATON_CHAOS_SEED=17     cargo test -p baton-trainer --test suite chaos    only that history
+//! BATON_CHAOS_SEEDS=5000  cargo test -p baton-trainer --test suite chaos    more histories, with the small learner
 //! ```
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
-
-#[path = "../../data/tests/kit/digits.rs"]
-mod digits;
-#[path = "../../recipe/tests/kit/mod.rs"]
-mod kit;
-#[path = "../../collectives/tests/kit/local.rs"]
-mod local;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -47,6 +39,8 @@ use baton_trainer::{
     linear::LinearLearner,
     torch::{Device, TorchLearner},
 };
+
+use crate::{digits, kit, local};
 
 const SEEDS: u64 = 160;
 const RESNET_SEEDS: u64 = 1;

@@ -1,6 +1,4 @@
 //! Helpers of the tests: small states, saves of them, and checks afterwards.
-// Each test program uses only some of them.
-#![allow(dead_code)]
 
 pub(crate) mod hook;
 

@@ -1,13 +1,10 @@
 //! Tests of the report as one HTML file.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use baton_dashboard::report::html;
 use baton_telemetry::report::{RunReport, json};
 use serde_json::Value;
 
-#[allow(dead_code)]
-#[path = "../../telemetry/tests/outputs/sample.rs"]
-mod sample;
+use crate::sample;
 
 const HOSTILE: &str = "</script><script>alert('a & \"b\"')</script><!--";
 

@@ -1,7 +1,4 @@
 //! Every interleaving of the store operations of an old generation's commit and of raising the fence.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
-
-mod kit;
 
 use std::{
     sync::{Arc, Condvar, Mutex},
@@ -10,11 +7,13 @@ use std::{
 
 use baton_checkpoint::{Claimant, EntryState, Error, Store};
 use baton_job::{Generation, JobId, Rank};
-use kit::{
+use object_store::{ObjectStoreExt, memory::InMemory};
+
+use crate::kit::{
+    self,
     hook::{Hook, Hooked, Operation},
     id, keep, newest, saved, written,
 };
-use object_store::{ObjectStoreExt, memory::InMemory};
 
 const COMMITTER: usize = 0;
 const RAISER: usize = 1;

@@ -1,7 +1,4 @@
 //! Operations that a user starts: verifying, comparing, copying and removing checkpoints.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
-
-mod kit;
 
 use std::{fs, num::NonZeroUsize, path::PathBuf, sync::atomic::AtomicU64};
 
@@ -10,8 +7,9 @@ use baton_checkpoint::{
     TensorInfo, slice_of,
 };
 use baton_job::{Generation, Rank};
-use kit::{draft, id};
 use tempfile::TempDir;
+
+use crate::kit::{draft, id};
 
 struct Fixture {
     folder: TempDir,

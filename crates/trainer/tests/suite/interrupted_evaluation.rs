@@ -1,10 +1,4 @@
 //! Requests that arrive during an evaluation.
-#![allow(clippy::unwrap_used, clippy::panic, missing_docs)]
-
-#[path = "../../recipe/tests/kit/mod.rs"]
-mod kit;
-#[path = "../../collectives/tests/kit/local.rs"]
-mod local;
 
 use std::{
     path::Path,
@@ -30,6 +24,8 @@ use baton_trainer::{
     learner::{self, Region, TensorLocation},
     linear::{HostLeaf, LinearLearner},
 };
+
+use crate::{kit, local};
 
 /// Called with the number of evaluated batches before each one. `Ok(false)` interrupts the batch.
 type Hook =

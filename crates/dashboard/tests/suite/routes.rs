@@ -1,5 +1,4 @@
 //! Tests of each route, with requests like those of a browser or a script.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::Arc;
 
@@ -22,10 +21,7 @@ use tokio::{
 use tonic::{Code, Status, service::Routes, transport::Server};
 use tower::ServiceExt;
 
-#[allow(dead_code)]
-mod support;
-
-use support::{Fake, event, line, step_point};
+use crate::support::{Fake, event, line, step_point};
 
 const OWN: [(&str, &str); 2] = [("x-baton-request", "1"), ("content-type", "application/json")];
 

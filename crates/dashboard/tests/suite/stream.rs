@@ -1,5 +1,4 @@
 //! Tests of the stream, on virtual time.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::{sync::Arc, time::Duration};
 
@@ -16,10 +15,7 @@ use tokio::time::{Instant, timeout};
 use tonic::Status;
 use tower::ServiceExt;
 
-#[allow(dead_code)]
-mod support;
-
-use support::{Fake, event, line, step_point};
+use crate::support::{Fake, event, line, step_point};
 
 /// A client that reads the stream.
 struct Client {

@@ -1,11 +1,5 @@
 //! Local checkpoints: training continues from one that is newer than the store's when all ranks were lost, with the bits of
 //! an undisturbed run; what happens to them never ends a job.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
-
-#[path = "../../recipe/tests/kit/mod.rs"]
-mod kit;
-#[path = "../../collectives/tests/kit/local.rs"]
-mod local;
 
 use std::{
     fs,
@@ -29,6 +23,8 @@ use baton_trainer::{
     linear::LinearLearner,
 };
 use tempfile::TempDir;
+
+use crate::{kit, local};
 
 const TIMEOUT: Duration = Duration::from_secs(60);
 

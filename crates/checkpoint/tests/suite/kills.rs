@@ -1,9 +1,5 @@
 //! Processes are killed while they save: every checkpoint reported as committed must be found undamaged.
 
-#![allow(clippy::expect_used, clippy::unwrap_used, reason = "a failed test may panic")]
-
-mod kit;
-
 use std::{
     env,
     io::{BufRead, BufReader},
@@ -13,7 +9,8 @@ use std::{
 };
 
 use baton_checkpoint::Store;
-use kit::{assert_holds, find_by, id, keep, newest, saved};
+
+use crate::kit::{assert_holds, find_by, id, keep, newest, saved};
 
 /// Store and generation for the process that is killed.
 const STORE: &str = "BATON_TEST_VICTIM_STORE";
@@ -50,7 +47,7 @@ fn reported_checkpoints_survive_a_kill_at_any_moment() {
     let mut reported = 0;
     for generation in 1..=cycles {
         let mut victim = Command::new(env::current_exe().unwrap())
-            .args(["--ignored", "--exact", "victim", "--nocapture"])
+            .args(["--ignored", "--exact", "kills::victim", "--nocapture"])
             .envs([(STORE, location), (GENERATION, &generation.to_string())])
             .stdout(Stdio::piped())
             .spawn()

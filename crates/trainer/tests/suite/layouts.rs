@@ -1,8 +1,4 @@
 //! A checkpoint restores into a learner with another state layout, on any number of ranks.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
-
-#[path = "../../collectives/tests/kit/local.rs"]
-mod local;
 
 use std::{fs, path::Path, sync::Arc, thread, time::Duration};
 
@@ -23,6 +19,8 @@ use baton_trainer::{
 };
 use proptest::prelude::*;
 use tempfile::TempDir;
+
+use crate::local;
 
 const REGIONS: [&str; 4] = ["weights", "momentum", "ema", "frozen"];
 

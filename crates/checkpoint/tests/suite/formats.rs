@@ -1,7 +1,4 @@
 //! Checkpoints of every format version stay readable: `fixtures/vN` was written when format N was new.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
-
-mod kit;
 
 use std::{num::NonZeroUsize, path::PathBuf};
 
@@ -12,7 +9,8 @@ use baton_recipe::{
     Epoch,
     progress::{Accuracy, Progress},
 };
-use kit::{assert_holds, draft, id, snapshot};
+
+use crate::kit::{assert_holds, draft, id, snapshot};
 
 fn fixture(version: u32) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/v{version}"))
@@ -58,7 +56,7 @@ fn fixture_manifest(version: u32, shards: Vec<ShardEntry>, frozen: Vec<FrozenEnt
 /// Without it `shard` cannot begin, and `manifest` tries nothing but what is refused.
 #[test]
 fn the_seed_of_the_fuzz_targets_is_a_valid_manifest() {
-    let seed = include_str!("../../../fuzz/seeds/manifest/two_ranks");
+    let seed = include_str!("../../../../fuzz/seeds/manifest/two_ranks");
     let manifest = Manifest::parse(id(2, 88), Manifest::seal(seed).as_bytes()).unwrap();
     assert_eq!((manifest.shards.len(), manifest.tensors.len()), (2, 3));
 }
@@ -86,7 +84,7 @@ fn the_current_version_has_a_fixture() {
     let folder = fixture(VERSION);
     assert!(
         folder.is_dir(),
-        "{} is missing: write it with `cargo test -p baton-checkpoint --test formats -- --ignored`",
+        "{} is missing: write it with `cargo test -p baton-checkpoint --test suite formats -- --ignored`",
         folder.display()
     );
 }

@@ -1,7 +1,4 @@
 //! A save is killed at every single operation of its store; files are damaged at any position.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
-
-mod kit;
 
 use std::{
     fs,
@@ -14,14 +11,15 @@ use std::{
 use baton_checkpoint::{EntryState, Error, Float, Manifest, SaveId, Store};
 use baton_job::{Generation, Rank};
 use futures::StreamExt;
-use kit::{
+use object_store::{ObjectStore, local::LocalFileSystem, memory::InMemory};
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use crate::kit::{
     assert_holds, draft, find,
     hook::{Hook, Hooked, InjectedResult, OperationKind},
     id, keep, newest, saved, snapshot, written,
 };
-use object_store::{ObjectStore, local::LocalFileSystem, memory::InMemory};
-use proptest::prelude::*;
-use tempfile::TempDir;
 
 /// What happens to the operations after the one that fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

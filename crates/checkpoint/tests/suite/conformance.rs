@@ -1,7 +1,4 @@
 //! Requirements for every kind of store: a folder, memory, and a bucket, also with injected faults.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
-
-mod kit;
 
 use std::{num::NonZeroUsize, time::Duration};
 
@@ -10,8 +7,9 @@ use baton_checkpoint::{
 };
 use baton_fake_s3::{Fault, Server};
 use baton_job::{Generation, Rank};
-use kit::{assert_holds, draft, find, id, keep, names, newest, saved, snapshot, written};
 use tempfile::TempDir;
+
+use crate::kit::{assert_holds, draft, find, id, keep, names, newest, saved, snapshot, written};
 
 fn access(server: &Server) -> BucketAccess {
     BucketAccess {

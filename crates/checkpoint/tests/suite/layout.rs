@@ -1,5 +1,4 @@
 //! Values are moved from any layout to any other, by the names of their tensors.
-#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::collections::BTreeMap;
 
