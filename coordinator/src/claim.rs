@@ -150,6 +150,30 @@ mod tests {
         assert!(holder.secure().unwrap(), "it still has the lease");
     }
 
+    /// Whose generation was opened by one that took over from it, and is lost now. Others may come with the job's state.
+    #[test]
+    fn a_coordinator_that_comes_back_with_an_old_journal_ends_nothing_but_itself() {
+        let folder = tempfile::tempdir().unwrap();
+        let open = || Store::open(folder.path().to_str().unwrap()).unwrap();
+        let newer = CoordinatorLease {
+            number: 2,
+            folder: "b".to_owned(),
+            job: JOB,
+            address: Some("http://b:29600".to_owned()),
+            ..CoordinatorLease::default()
+        };
+        open().take_lease(&newer).unwrap();
+        let other = Claimant { owner: "another".to_owned(), ..claimant() };
+        open().claim(Generation(3), &other).unwrap();
+        let mine = CoordinatorLease { folder: "a".to_owned(), job: JOB, ..Default::default() };
+        let returning = HeldLease::free(open(), mine, None);
+        let answer = claim(&open(), Generation(3), &claimant(), Some(&returning));
+        let JobInput::Replaced(failure) = answer else { panic!("its agents are dismissed") };
+        assert_eq!(failure.class, Class::TakenOver);
+        assert!(failure.message.ends_with("at http://b:29600"), "{failure}");
+        assert!(returning.is_free());
+    }
+
     #[test]
     fn a_store_that_cannot_be_written_is_a_failure_that_is_tried_again() {
         let folder = tempfile::tempdir().unwrap();

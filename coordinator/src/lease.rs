@@ -98,13 +98,21 @@ impl HeldLease {
 
     /// Whether others or this coordinator have the newest lease; none is taken.
     pub(crate) fn status(&self) -> LeaseStatus {
-        let is_found = match &*self.0.state.lock() {
-            LeaseState::Held(lease) => lease.renews && lease.address.is_some(),
-            LeaseState::Free { .. } => return LeaseStatus::Other,
+        let held = match &*self.0.state.lock() {
+            LeaseState::Held(lease) => Ok(lease.renews && lease.address.is_some()),
+            LeaseState::Free { lease, .. } => Err(lease.folder.clone()),
         };
-        match self.secure() {
-            Ok(true) if is_found => LeaseStatus::Renewed,
-            Err(error @ Error::Replaced { .. }) => LeaseStatus::Replaced(error),
+        let newest = match &held {
+            Ok(_) => self.secure(),
+            Err(_) => self.0.store.has_lease(0),
+        };
+        match (held, newest) {
+            (Ok(true), Ok(true)) => LeaseStatus::Renewed,
+            // Of its own run folder, by a coordinator before it.
+            (Err(folder), Err(Error::Replaced { by, .. })) if by.folder == folder => {
+                LeaseStatus::Other
+            }
+            (_, Err(error @ Error::Replaced { .. })) => LeaseStatus::Replaced(error),
             _ => LeaseStatus::Other,
         }
     }

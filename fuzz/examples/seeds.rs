@@ -1,6 +1,6 @@
 //! Writes `seeds/`: small inputs of every kind, which libFuzzer starts with.
 //!
-//! After a change of this file: `cargo run --workspace --example seeds`.
+//! After a change of this file: `cargo run --workspace --features baton-fuzz/libfuzzer --example seeds`.
 //!
 //! Files are made from files of ffcv (`crates/data/tests/fixtures`): a few samples each, with small pages, and with
 //! large images replaced by a small one. JPEGs are written by libjpeg-turbo.

@@ -247,12 +247,17 @@ def _evaluated(model: torch.nn.Module, inputs: _arguments.Inputs, loss: _Loss) -
 
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
-    # With gradients, as without them attention has other kernels.
-    with torch.enable_grad():
-        outputs = loss.outputs(inputs.call(model))
+    # Without gradients TransformerEncoderLayer has a fast path, which a program has not.
+    has_fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with torch.no_grad():
+            outputs = loss.outputs(inputs.call(model))
+    finally:
+        torch.backends.mha.set_fastpath_enabled(has_fast_path)
     for module, is_training in modes:
         module.training = is_training
-    return outputs.detach()
+    return outputs
 
 
 def _eager(model: torch.nn.Module, inputs: _arguments.Inputs, target: torch.Tensor, loss: _Loss) -> Tensors:

@@ -177,7 +177,7 @@ def trace(model: torch.nn.Module, inputs: _arguments.Inputs, max_samples: int) -
 
     samples = torch.export.Dim("batch", min=_arguments.MIN_SAMPLES, max=max_samples)
     # The caller's settings would be part of the graph; a recipe sets the number format.
-    with in_training_mode(model), torch.enable_grad(), without_autocast(inputs):
+    with in_training_mode(model), torch.enable_grad(), without_autocast(inputs), _right_lstm_shapes():
         # Before torch.export, which calls the model and may leave such an attribute changed.
         if changed := _state.changing_attribute(model, inputs):
             raise ExportError(
@@ -278,6 +278,29 @@ def in_training_mode(model: torch.nn.Module) -> Iterator[None]:
         # Not by train(), which would set the modules inside too.
         for module, is_training in modes:
             module.training = is_training
+
+
+@contextlib.contextmanager
+def _right_lstm_shapes() -> Iterator[None]:
+    """Corrects the shapes that PyTorch 2.11 traces for an LSTM's last states: they have an axis too many."""
+    from torch._decomp import decompositions
+
+    helper = getattr(decompositions, "_rnn_helper", None)
+    if helper is None:  # Another version of PyTorch.
+        yield
+        return
+
+    def corrected(*args: Any, **kwargs: Any) -> Any:
+        output, states = helper(*args, **kwargs)
+        # Those of a layer of an LSTM are two, each of shape (samples, features).
+        pairs = (tuple(state.reshape(state.shape[-2:]) for state in pair) for pair in states if isinstance(pair, tuple))
+        return output, list(pairs) or states
+
+    decompositions._rnn_helper = corrected
+    try:
+        yield
+    finally:
+        decompositions._rnn_helper = helper
 
 
 def without_autocast(inputs: _arguments.Inputs) -> torch.autocast:

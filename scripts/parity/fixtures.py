@@ -191,6 +191,29 @@ class ClippedView(nn.Module):
         return self.fc(x.flatten(1))
 
 
+class WithoutGradient(nn.Module):
+    """Ends with what has no gradient."""
+
+    def __init__(self, last):
+        super().__init__()
+        self.fc = nn.Linear(192, 10)
+        self.last = last
+
+    def forward(self, x):
+        return self.last(self.fc(x.flatten(1)))
+
+
+class SparseGradient(nn.Module):
+    """A table whose gradient has only the rows in use."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = nn.Embedding(8, 10, sparse=True)
+
+    def forward(self, x):
+        return self.table((7 * x.sigmoid()).flatten(1).long()).mean(1)
+
+
 BATCH = {0: torch.export.Dim("batch", min=2, max=256)}
 ANY_SIDE = {2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}
 
@@ -244,6 +267,9 @@ def main():
     write("not_finite_metric", NotFinite().train(), others=(torch.tensor([1, 2, 3]),))
     write("views", Views().train())
     write("without_values", WithoutValues().train())
+    write("no_gradient", WithoutGradient(torch.detach).train())
+    write("no_gradient_at_run_time", WithoutGradient(lambda x: (x > 0).float()).train())
+    write("sparse_gradient", SparseGradient().train())
     write("token_loss", TokenLoss().train(), others=(torch.tensor([[1], [2], [3]]),))
     write_described("described")
     write("changed_view", ClippedView(lambda weight: weight[:5]).train())

@@ -1,5 +1,5 @@
 //! The loss of the host with the coordinator, and what its ranks send to the others, measured; a host that reaches only the
-//! coordinator. proof/ has the other faults of hosts and networks.
+//! coordinator, and one that gets no large packets. proof/ has the other faults of hosts and networks.
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
@@ -122,6 +122,45 @@ async fn a_cut_host_inside_the_namespaces() {
     // One, if the second host alone had finished a step.
     let lost_steps: u64 = status.recoveries.iter().map(|one| one.lost_steps).sum();
     assert!(lost_steps <= 1, "{lost_steps}");
+
+    let reason = "enough".to_owned();
+    cluster.client().await.drain(DrainRequest { reason }).await.unwrap();
+    for _ in 1..=HOSTS {
+        cluster.agent_ends(0).await;
+    }
+    let (epochs, disturbed) = cluster.newest_epoch();
+    assert!(disturbed == Cluster::of_epochs(epochs).set(VIRTUAL_RANKS).run_to_the_end(2).await);
+}
+
+#[test]
+fn a_host_that_joins_and_gets_no_large_packets_is_left_out() {
+    run_inside("a_host_with_a_small_mtu_inside_the_namespaces");
+}
+
+#[tokio::test]
+#[ignore = "started by the test above, inside namespaces"]
+async fn a_host_with_a_small_mtu_inside_the_namespaces() {
+    assert_inside();
+    let mut cluster = set_up(Cluster::endless())
+        .set("cluster.collective_seconds=3")
+        .set("cluster.rendezvous_seconds=3")
+        .set("cluster.restart_limit=3");
+    (1..=HOSTS).for_each(add_host);
+    let listen = format!("{BRIDGE}:0");
+    cluster.start_coordinator(&["--listen", &listen, "--insecure"]).await;
+    (1..HOSTS).for_each(|host| start_agent(&mut cluster, host));
+    let others = (HOSTS as u32 - 1) * RANKS;
+    let generation = trains(&cluster, others, 0).await;
+    // Its packets to the coordinator are small enough; nobody tells it or the others to send smaller ones.
+    ip("link set v3 mtu 600");
+    ip(&format!("-n n3 route add {BRIDGE}/32 dev e3 mtu lock 500"));
+    start_agent(&mut cluster, HOSTS);
+    let joined = async || (cluster.status().await.generation > generation).then_some(());
+    cluster.until("the third host takes part", joined).await;
+    trains(&cluster, others, generation + 1).await;
+    let status = cluster.status().await;
+    assert!(status.ranks.iter().all(|rank| rank.node_id != "node3"), "{:?}", status.ranks);
+    assert!(status.recoveries.iter().all(|one| one.lost_steps == 0), "{:?}", status.recoveries);
 
     let reason = "enough".to_owned();
     cluster.client().await.drain(DrainRequest { reason }).await.unwrap();

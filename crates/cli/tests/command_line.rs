@@ -851,6 +851,18 @@ fn synthetic_signals_become_a_data_set_for_inspect_verify_and_bench() {
     assert!(text.contains("target  FloatField\n  0.0") && text.contains(", mean 0."), "{text}");
     let text = stdout(&folder.baton(&["data", "verify", train]));
     assert_eq!(text, format!("{train}: 30 samples, no faults\n"));
+    let cut = folder.0.path().join("sets/made/cut.beton");
+    fs::write(&cut, &bytes[..bytes.len() / 2]).unwrap();
+    let files = ["data", "verify", "--json", "sets/made/cut.beton", train];
+    let output = folder.baton(&files);
+    assert_eq!(output.status.code(), Some(2));
+    let lines = String::from_utf8(output.stdout).unwrap();
+    let lines: Vec<serde_json::Value> =
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(lines[0]["error"].as_str().unwrap().contains("cut.beton"), "{lines:?}");
+    assert_eq!((&lines[1]["samples"], &lines[1]["bad"]), (&30.into(), &0.into()));
+    let rejected = folder.rejected(2, &files);
+    assert!(rejected.contains("1 file cannot be read, the first: "), "{rejected}");
     let fields = ["--input-field", "signal", "--label-field", "target"];
     let bench = [&["data", "bench", train, "--batch", "8", "--json"], &fields[..]].concat();
     let rejected = folder.rejected(2, &bench);

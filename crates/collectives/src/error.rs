@@ -179,11 +179,11 @@ impl Error {
         matches!(self, Self::LibraryMissing { .. } | Self::Unsupported { .. })
     }
 
-    /// The ranks that this rank could not connect to.
+    /// The ranks that this rank could not connect to, or waited for until the time was over.
     #[must_use]
     pub fn unreached(&self) -> &[Rank] {
         match self {
-            Self::TimedOut { operation: operation::CONNECT, waiting_for, .. } => waiting_for,
+            Self::TimedOut { waiting_for, .. } => waiting_for,
             Self::LostPeer { operation: operation::CONNECT, rank, .. } => {
                 std::slice::from_ref(rank)
             }
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn only_an_attempt_to_connect_says_who_was_not_reached() {
+    fn an_attempt_to_connect_and_a_wait_in_vain_say_who_was_not_reached() {
         let late = |operation| Error::TimedOut {
             operation,
             waiting_for: vec![Rank(2), Rank(4)],
@@ -243,10 +243,11 @@ mod tests {
             let source = io::ErrorKind::HostUnreachable.into();
             Error::LostPeer { rank: Rank(1), operation, source }
         };
-        assert_eq!(late("connect").unreached(), [Rank(2), Rank(4)]);
+        for operation in ["connect", "all_reduce"] {
+            assert_eq!(late(operation).unreached(), [Rank(2), Rank(4)]);
+        }
         assert_eq!(lost("connect").unreached(), [Rank(1)]);
-        let others =
-            [late("all_reduce"), lost("broadcast"), Error::Aborted { operation: "connect" }];
+        let others = [lost("broadcast"), Error::Aborted { operation: "connect" }];
         assert!(others.iter().all(|error| error.unreached().is_empty()));
     }
 

@@ -568,7 +568,7 @@ pub enum RankReport {
     Lost {
         /// The error.
         detail: String,
-        /// Ranks that it could not connect to, at most [`MAX_UNREACHED`].
+        /// Ranks that it could not connect to, or waited for until the time was over; at most [`MAX_UNREACHED`].
         #[serde(default)]
         unreached: Vec<Rank>,
     },

@@ -15,9 +15,10 @@ use serde::Deserialize;
 use crate::{
     Error,
     archive::Archive,
-    graph::{FlattenSettings, Flattener, Graph, InputSource, Scope, ValueId},
+    graph::{Argument, FlattenSettings, Flattener, Graph, InputSource, Scope, ValueId},
     metadata::{ExportMetadata, Normalisation},
     rewrite::{FoundNorm, NormNode},
+    rules::base_name,
     schema::{self, InputSpec, JsonSize, OutputSpec, Payload},
     size::symbol,
     span::ModuleSpan,
@@ -233,6 +234,7 @@ impl Program {
             };
             graph.inputs.push((*value, source));
         }
+        check_gradients(&graph, &parameters)?;
         graph.set_last_uses();
         archive.digest("data/", &mut digest);
         let inputs = inputs.into_iter().map(|input| input.finish(&program.range_constraints));
@@ -598,6 +600,40 @@ pub fn changes(name: &str) -> String {
         "changes {name} in a step, and only BatchNorm's statistics are kept exactly: compute it from the inputs, or let \
          the optimizer change it"
     )
+}
+
+/// Says that nothing can be trained, and what to do.
+pub const NO_GRADIENT: &str = "returns nothing that depends on a trained parameter through operators with a gradient: \
+     detach(), torch.no_grad(), comparisons and argmax have none, and torch.utils.checkpoint needs use_reentrant=False";
+
+/// Refuses a graph whose outputs can have no gradient, or that has gradients which cannot be summed over ranks.
+fn check_gradients(graph: &Graph, parameters: &[Parameter]) -> Result<(), String> {
+    let is_trained = |source: &InputSource| matches!(source, InputSource::Parameter(index) if parameters[*index].requires_grad);
+    let mut dependent = vec![false; graph.values as usize];
+    for (value, source) in &graph.inputs {
+        dependent[value.0 as usize] = is_trained(source);
+    }
+    // Without any, the recipe is refused elsewhere.
+    let mut may_depend = !dependent.contains(&true);
+    for node in &graph.nodes {
+        if node.argument("sparse") == Some(&Argument::Bool(true)) {
+            return Err(format!(
+                "{}: makes a sparse gradient, which ranks cannot add up: use sparse=False",
+                node.location
+            ));
+        }
+        let is_detached = matches!(base_name(&node.operator), "detach" | "detach_copy");
+        let depends = node.has_gradient
+            && !is_detached
+            && node.uses().iter().any(|value| dependent[value.0 as usize]);
+        if depends {
+            // The tensor that it writes into may be a view of an output.
+            may_depend |= node.overwrites().is_some();
+            node.makes().for_each(|value| dependent[value.0 as usize] = true);
+        }
+    }
+    may_depend |= graph.outputs.iter().any(|value| dependent[value.0 as usize]);
+    if may_depend { Ok(()) } else { Err(NO_GRADIENT.to_owned()) }
 }
 
 /// A shape as text, such as `(samples, 3, any)`.

@@ -228,6 +228,16 @@ fn every_value_is_made_before_it_is_used_and_released_once() {
 fn programs_that_cannot_be_trained_are_refused_with_a_remedy() {
     let evaluation = refused("evaluation.pt2");
     assert!(evaluation.ends_with("call model.train() before torch.export.export"), "{evaluation}");
+    let no_gradient = refused("no_gradient.pt2");
+    assert!(
+        no_gradient.ends_with("torch.utils.checkpoint needs use_reentrant=False"),
+        "{no_gradient}"
+    );
+    let sparse = refused("sparse_gradient.pt2");
+    assert!(
+        sparse.contains("embedding of table") && sparse.ends_with("use sparse=False"),
+        "{sparse}"
+    );
     let fixed = refused("fixed_batch.pt2");
     assert!(fixed.contains("takes exactly 3 samples: export it with dynamic_shapes="), "{fixed}");
 }

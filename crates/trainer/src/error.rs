@@ -95,7 +95,7 @@ impl Error {
         Failure { class, message: self.to_string() }
     }
 
-    /// The ranks that this rank could not connect to.
+    /// The ranks that this rank could not connect to, or waited for until the time was over.
     #[must_use]
     pub fn unreached(&self) -> &[Rank] {
         match self {

@@ -13,6 +13,7 @@ import pytest
 import torch
 from networks import CLASSES, SIDE, Function, Small, Two, WithLoss, images, with_function
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 
 def metadata(path):
@@ -399,6 +400,72 @@ def test_a_gradient_that_export_would_drop_is_refused(tmp_path, function):
         baton.export(Between(function), torch.randn(4, 6), tmp_path / "net.pt2")
     # The same with operators of PyTorch.
     baton.export(Between(lambda x: x + (x.sign() - x).detach()), torch.randn(4, 6), tmp_path / "net.pt2")
+
+
+def without_gradient(x):
+    with torch.no_grad():
+        return x * 2
+
+
+@pytest.mark.parametrize(
+    "last", [torch.detach, without_gradient, lambda x: (x > 0).float()], ids=["detach", "no_grad", "comparison"]
+)
+def test_a_model_whose_output_has_no_gradient_is_refused(tmp_path, last):
+    class Ends(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(6, CLASSES)
+
+        def forward(self, x):
+            return last(self.fc(x))
+
+    with pytest.raises(baton.ExportError, match="no output of the exported program depends on a trained parameter"):
+        baton.export(Ends(), torch.randn(4, 6), tmp_path / "net.pt2")
+
+
+@pytest.mark.usefixtures("accepting")
+def test_a_reentrant_checkpoint_is_refused_and_another_is_not(tmp_path):
+    class Checkpointed(nn.Module):
+        def __init__(self, **options):
+            super().__init__()
+            self.before, self.inside, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, CLASSES)
+            self.options = options
+
+        def forward(self, x):
+            return self.last(checkpoint(self.inside, self.before(x), **self.options).relu())
+
+    with pytest.raises(baton.ExportError, match="needs use_reentrant=False"):
+        baton.export(Checkpointed(use_reentrant=True), torch.randn(4, 6), tmp_path / "net.pt2")
+    baton.export(Checkpointed(use_reentrant=False), torch.randn(4, 6), tmp_path / "net.pt2")
+
+
+class LastStates(nn.Module):
+    """Classifies sequences by the last states of an LSTM, as `pick` takes them from h and c."""
+
+    def __init__(self, pick, width, **options):
+        super().__init__()
+        self.rnn = nn.LSTM(4, 8, batch_first=True, **options)
+        self.pick, self.fc = pick, nn.Linear(width, CLASSES)
+
+    def forward(self, x):
+        return self.fc(self.pick(*self.rnn(x)[1]))
+
+
+LAST_STATES = {
+    "hidden": lambda: LastStates(lambda h, _c: h[-1], 8),
+    "both directions": lambda: LastStates(lambda h, _c: torch.cat([h[-2], h[-1]], 1), 16, bidirectional=True),
+    "all layers": lambda: LastStates(lambda _h, c: c.permute(1, 0, 2).flatten(1), 16, num_layers=2),
+    "projected": lambda: LastStates(lambda h, c: torch.cat([h[0], c[0]], 1), 13, proj_size=5),
+}
+
+
+@pytest.mark.usefixtures("accepting")
+@pytest.mark.parametrize("name", LAST_STATES)
+def test_the_last_states_of_an_lstm_have_their_right_shapes(tmp_path, name):
+    summary = baton.export(LAST_STATES[name](), torch.randn(2, 9, 4), tmp_path / "net.pt2")
+    assert summary.output == (None, CLASSES)
+    loaded = torch.export.load(tmp_path / "net.pt2").module()
+    assert loaded(torch.randn(5, 9, 4)).shape == (5, CLASSES)
 
 
 @pytest.mark.parametrize("draw", [random.random, lambda: float(numpy.random.rand())])

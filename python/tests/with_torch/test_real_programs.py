@@ -63,6 +63,33 @@ class Tokens(nn.Module):
         return self.fc((self.embedding(tokens) * mask.unsqueeze(2)).sum(1))
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_evaluation_uses_the_operators_without_gradients_of_pytorch(seed):
+    torch.manual_seed(seed)
+
+    class Last(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.rnn, self.fc = nn.LSTM(4, 8, batch_first=True), nn.Linear(8, CLASSES)
+
+        def forward(self, x):
+            return self.fc(self.rnn(x)[1][0][-1])
+
+    encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+    for model, x in [
+        (Last(), torch.randn(8, 9, 4)),
+        (nn.Sequential(encoder, nn.Flatten(), nn.Linear(24, CLASSES)), torch.randn(8, 3, 8)),
+    ]:
+        found = baton.compare(model, (x, torch.randint(0, CLASSES, (8,))))
+        assert found.is_equal and found.worst.absolute == 0.0, str(found)
+
+
+def test_a_table_with_a_sparse_gradient_is_refused(tmp_path):
+    model = nn.Sequential(nn.EmbeddingBag(50, 16, sparse=True), nn.Linear(16, CLASSES))
+    with pytest.raises(baton.ExportError, match="makes a sparse gradient"):
+        baton.export(model, torch.randint(0, 50, (4, 7)), tmp_path / "net.pt2")
+
+
 def test_several_inputs_are_equal_in_any_form():
     target = torch.randint(0, CLASSES, (6,))
     inputs = {"left": torch.randn(6, 4), "right": torch.randn(6, 4)}

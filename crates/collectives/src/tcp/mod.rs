@@ -77,7 +77,8 @@ impl Listener {
 pub struct TcpOptions {
     /// Timeout for all peers to connect.
     pub connect_timeout: Duration,
-    /// Timeout for each operation as a whole, including the wait for the slowest rank to begin.
+    /// Timeout for each operation as a whole, including the wait for the slowest rank to begin. The first one may take
+    /// `connect_timeout` more, as other ranks may still connect to each other.
     pub operation_timeout: Duration,
 }
 
@@ -100,6 +101,8 @@ pub struct TcpCollective {
     mesh: Mesh,
     machines: Machines,
     operation_timeout: Duration,
+    /// How much longer the first operation may take: others may still connect to each other.
+    others_connect: Duration,
     broken: bool,
     /// Memory for the partial sums of other ranks, kept for reuse.
     received: Vec<f32>,
@@ -140,6 +143,7 @@ impl TcpCollective {
             mesh: Mesh::new(rank, abort_signal, streams),
             machines: Machines::of_addresses(peers),
             operation_timeout: options.operation_timeout,
+            others_connect: options.connect_timeout,
             broken: false,
             received: Vec::new(),
             staging: Vec::new(),
@@ -168,14 +172,15 @@ impl TcpCollective {
         body: impl FnOnce(&mut Self, &OperationContext<'_>) -> Result<T, Error>,
     ) -> Result<T, Error> {
         let abort_signal = self.mesh.abort_signal.clone();
-        let context = OperationContext::new(operation, self.operation_timeout, &abort_signal)?;
+        let timeout = self.operation_timeout.saturating_add(self.others_connect);
+        let context = OperationContext::new(operation, timeout, &abort_signal)?;
         if self.broken {
             return Err(Error::Broken { operation });
         }
         self.broken = true;
         let done = body(self, &context);
         if done.is_ok() {
-            self.broken = false;
+            (self.broken, self.others_connect) = (false, Duration::ZERO);
         } else if !self.machines.are_flat() {
             // A rank that exchanges nothing with the lost one learns of it in this way. Elsewhere each sees it itself,
             // and its error names the right rank.

@@ -211,6 +211,37 @@ fn a_handshake_has_a_deadline_even_if_a_silent_connection_stays_open() {
     assert_eq!(late.to_string(), "connect: timed out after 30ms, waiting for rank 1");
 }
 
+/// Its error would hide that of the others, which names the ranks that do not reach each other.
+#[test]
+fn a_rank_that_is_connected_waits_for_others_that_still_connect() {
+    let options = TcpOptions {
+        connect_timeout: Duration::from_secs(1),
+        operation_timeout: Duration::from_millis(500),
+    };
+    let listeners = [(); 3].map(|()| Listener::bind("127.0.0.1").unwrap());
+    let peers = listeners.each_ref().map(|listener| listener.address().to_owned());
+    // Rank 2 gets no answer from rank 1.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut wrong = peers.clone();
+    wrong[1] = silent.local_addr().unwrap().to_string();
+    let errors = std::thread::scope(|scope| {
+        let connect = |(rank, listener)| {
+            let peers = if rank == 2 { &wrong } else { &peers };
+            scope.spawn(move || {
+                let (generation, rank, secret) = (Generation(2), Rank(rank), &secret());
+                let group = RankGroup { generation, rank, peers, secret };
+                let mut member =
+                    TcpCollective::connect(listener, group, options, AbortHandle::new())?;
+                member.all_gather_bytes(&[]).map(|_| ())
+            })
+        };
+        let ranks: Vec<_> = (0..).zip(listeners).map(connect).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap().unwrap_err()).collect::<Vec<_>>()
+    });
+    assert!(matches!(errors[0], Error::LostPeer { .. }), "{errors:?}");
+    assert_eq!((errors[1].unreached(), errors[2].unreached()), (&[Rank(2)][..], &[Rank(1)][..]));
+}
+
 #[test]
 fn a_closed_port_is_a_lost_peer() {
     // Bound but not listening, so that no other program gets the port meanwhile.

@@ -64,7 +64,9 @@ fn tcp_group(world_size: u32, machines: &[u32], operation_timeout: Duration) -> 
         let abort = AbortHandle::new();
         let secret = &MeshSecret::new([7; MeshSecret::BYTES]);
         let group = tcp::RankGroup { generation: Generation(1), rank, peers: &peers, secret };
-        let member = TcpCollective::connect(listener, group, options, abort).unwrap();
+        let mut member = TcpCollective::connect(listener, group, options, abort).unwrap();
+        // The first operation may take longer, as others may still connect to each other.
+        member.all_gather_bytes(&[]).unwrap();
         Box::new(member) as Member
     })
 }

@@ -218,10 +218,12 @@ impl Engine {
         }
     }
 
-    /// Leaves out nodes whose ranks did not connect to those of other nodes, until no such pair is left.
+    /// Leaves out nodes whose ranks do not reach those of other nodes, until no such pair is left: they did not connect, or
+    /// no step was made and they waited for each other until the time was over, as where large packets vanish.
     pub(super) fn leave_out_unreached(&mut self, now: Time) {
         let Some(world) = self.lifecycle.world() else { return };
-        if self.lifecycle.began_at.is_some() || world.has_gone() {
+        let has_stepped = self.lifecycle.began_at.is_some_and(|step| self.results.reached > step);
+        if has_stepped || world.has_gone() {
             return;
         }
         let mut unreached: BTreeMap<NodeId, BTreeSet<NodeId>> = BTreeMap::new();
@@ -242,7 +244,7 @@ impl Engine {
             let Some(time) = self.nodes.quarantine_unreached(now, &node) else { return };
             let text = format!(
                 "node {node} is quarantined for {} s: its ranks and those of {} do not reach each other; check the \
-                 network between them, and the addresses of --host",
+                 network between them, also with large packets (MTU), and the addresses of --host",
                 time.as_secs(),
                 first_names(others.iter().map(NodeId::to_string), NAMED_RANKS)
             );

@@ -272,7 +272,7 @@ impl World {
         self.connected.len() == self.placements.len()
     }
 
-    /// `rank` could not connect to `others`.
+    /// `rank` could not connect to `others`, or waited for them until the time was over.
     pub(super) fn set_unreached(&mut self, rank: Rank, others: &[Rank]) {
         let first_rank = |rank: &Rank| {
             let node = &self.placements.get(rank.0 as usize)?.node;
@@ -284,7 +284,7 @@ impl World {
         self.unreached.extend(pairs.map(|other| (one.min(other), one.max(other))));
     }
 
-    /// The pairs of nodes whose ranks could not connect to each other, each once.
+    /// The pairs of nodes whose ranks do not reach each other, each once.
     pub(super) fn unreached_nodes(&self) -> impl Iterator<Item = [&NodeId; 2]> {
         let node = |first: usize| &self.placements[first].node;
         self.unreached.iter().map(move |(one, other)| [node(*one), node(*other)])

@@ -1,6 +1,10 @@
 //! `baton data verify`
 
-use std::{collections::HashSet, num::NonZeroUsize, path::PathBuf};
+use std::{
+    collections::HashSet,
+    num::NonZeroUsize,
+    path::{Path, PathBuf},
+};
 
 use baton_data::{Beton, verify::Verifier};
 use baton_job::exit::Failure;
@@ -50,12 +54,35 @@ struct VerifiedFile {
     samples: u64,
     bad: u64,
     faults: Vec<String>,
+    /// Why nothing of it can be read.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<String>,
+}
+
+impl VerifiedFile {
+    fn unreadable(path: &Path, error: &Failure) -> Self {
+        let (file, error) = (path.display().to_string(), Some(error.message.clone()));
+        Self { file, samples: 0, bad: 0, faults: Vec::new(), error }
+    }
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let mut bad = 0;
+    let mut unreadable: Vec<Failure> = Vec::new();
     for path in &args.files {
-        let verified = verify(path, args)?;
+        let verified = match verify(path, args) {
+            Ok(verified) => verified,
+            // Of many shards, the others may be damaged too.
+            Err(error) => {
+                if args.json {
+                    output::line(json::line(&VerifiedFile::unreadable(path, &error)));
+                } else if args.files.len() > 1 {
+                    output::line(&error.message);
+                }
+                unreadable.push(error);
+                continue;
+            }
+        };
         bad += verified.bad;
         if args.json {
             output::line(json::line(&verified));
@@ -72,6 +99,13 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
         output::line(match verified.bad {
             0 => format!("{}: {samples}, no faults", verified.file),
             bad => format!("{}: {samples}, {}", verified.file, human::count(bad, "fault")),
+        });
+    }
+    if let Some(first) = unreadable.first() {
+        let number = human::count(unreadable.len() as u64, "file");
+        return Err(match args.files.len() {
+            1 => first.clone(),
+            _ => bad_input(format!("{number} cannot be read, the first: {}", first.message)),
         });
     }
     match bad {
@@ -98,7 +132,8 @@ fn verify(path: &PathBuf, args: &Args) -> Result<VerifiedFile, Failure> {
     if !args.all {
         faults.truncate(MAX_SHOWN_FAULTS);
     }
-    Ok(VerifiedFile { file: path.display().to_string(), samples: beton.len(), bad, faults })
+    let file = path.display().to_string();
+    Ok(VerifiedFile { file, samples: beton.len(), bad, faults, error: None })
 }
 
 fn without_repetitions(faults: impl Iterator<Item = String>) -> Vec<String> {

@@ -418,6 +418,28 @@ fn a_node_that_the_others_do_not_reach_is_left_out_although_it_holds_the_state()
     }
 }
 
+/// Large packets to and from a node vanish, and small ones arrive.
+#[test]
+fn a_node_that_others_wait_for_in_vain_is_left_out_unless_a_step_was_made_with_it() {
+    for has_stepped in [false, true] {
+        let mut engine = meeting_again(3);
+        all_started(&mut engine, at(11.0));
+        if has_stepped {
+            report(&mut engine, at(11.5), 0, stepped(71));
+        }
+        let mut actions = unreached(&mut engine, at(20.0), 0, &[1]);
+        actions.extend(unreached(&mut engine, at(20.0), 1, &[0, 2]));
+        actions.extend(engine.drive(at(22.0), Event::Tick));
+        let left_out = quarantines(&actions);
+        if has_stepped {
+            assert_eq!((left_out, placed(&engine).len()), (vec![], 3));
+        } else {
+            assert!(left_out[0].contains("large packets (MTU)"), "{left_out:?}");
+            assert_eq!(placed(&engine), ["node0", "node2"]);
+        }
+    }
+}
+
 #[test]
 fn a_node_that_is_still_not_reached_after_its_quarantine_gets_a_longer_one() {
     let mut engine = meeting_again(3);

@@ -11,7 +11,7 @@ use baton_data::{InputType, random::Draws};
 use baton_model::{InputShape, NetworkDescription};
 use baton_program::{
     Dtype, InputRoles, InputSource, InputTensor, Program, StoredTensor,
-    program::{changes, shape_text},
+    program::{NO_GRADIENT, changes, shape_text},
 };
 use baton_recipe::{
     JobSpec,
@@ -305,8 +305,12 @@ impl TorchNetwork for ProgramNetwork {
         let outputs = self.run(inputs, state, Some(random), &mut || false)?;
         // It was not interrupted.
         let outputs = outputs.ok_or_else(|| Error::Recipe("no outputs".to_owned()))?;
-        let mut backward = || {
-            let (loss, objective) = loss(&outputs)?;
+        let (loss, objective) = loss(&outputs).during("forward pass")?;
+        // libtorch's backward pass would read what is not there.
+        if !objective.requires_grad() {
+            return Err(recipe(self.program.error(NO_GRADIENT)));
+        }
+        let backward = || {
             let indices = (0..state.parameters.len())
                 .filter(|index| !self.description.parameters[*index].is_frozen());
             let indices: Vec<usize> = indices.collect();

@@ -164,6 +164,20 @@ fn a_change_that_only_the_run_shows_is_refused() {
     assert!(error.contains("changes a parameter in a step"), "{error}");
 }
 
+/// A comparison has no gradient, which the file does not show.
+#[test]
+fn a_program_without_a_gradient_is_refused_with_what_to_do() {
+    let path = format!("model.program={}", fixture("no_gradient_at_run_time.pt2"));
+    let mut learner = program(&[&path]);
+    let mut leaf = learner.new_leaf().unwrap();
+    let error = learner.gradient(&images(0), 1.0, &mut leaf).unwrap_err();
+    assert!(
+        error.to_string().contains("no_gradient_at_run_time.pt2 returns nothing that depends"),
+        "{error}"
+    );
+    assert!(matches!(error, Error::Recipe(_)), "{error:?}");
+}
+
 #[test]
 fn arrays_arrive_in_the_shape_that_they_have_in_the_data() {
     let mut learner = program(&["data.mean=[0.0, 0.0, 0.0]", "data.std=[1.0, 1.0, 1.0]"]);
