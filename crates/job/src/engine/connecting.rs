@@ -219,11 +219,14 @@ impl Engine {
     }
 
     /// Leaves out nodes whose ranks do not reach those of other nodes, until no such pair is left: they did not connect, or
-    /// no step was made and they waited for each other until the time was over, as where large packets vanish.
+    /// they waited for each other until the time was over, as where large packets vanish. Once they train, that must happen
+    /// twice in a row without a step between: one step may be slow.
     pub(super) fn leave_out_unreached(&mut self, now: Time) {
         let Some(world) = self.lifecycle.world() else { return };
-        let has_stepped = self.lifecycle.began_at.is_some_and(|step| self.results.reached > step);
-        if has_stepped || world.has_gone() {
+        let began_at = self.lifecycle.began_at;
+        let has_stepped = began_at.is_some_and(|step| self.results.reached > step);
+        let may_be_slow = began_at.is_some() && self.lifecycle.failures == 0;
+        if has_stepped || may_be_slow || world.has_gone() {
             return;
         }
         let mut unreached: BTreeMap<NodeId, BTreeSet<NodeId>> = BTreeMap::new();
