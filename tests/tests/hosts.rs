@@ -141,10 +141,7 @@ fn a_host_that_joins_and_gets_no_large_packets_is_left_out() {
 #[ignore = "started by the test above, inside namespaces"]
 async fn a_host_with_a_small_mtu_inside_the_namespaces() {
     assert_inside();
-    let mut cluster = set_up(Cluster::endless())
-        .set("cluster.collective_seconds=3")
-        .set("cluster.rendezvous_seconds=3")
-        .set("cluster.restart_limit=3");
+    let mut cluster = set_up(Cluster::endless());
     (1..=HOSTS).for_each(add_host);
     let listen = format!("{BRIDGE}:0");
     cluster.start_coordinator(&["--listen", &listen, "--insecure"]).await;
