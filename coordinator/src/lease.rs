@@ -98,21 +98,22 @@ impl HeldLease {
 
     /// Whether others or this coordinator have the newest lease; none is taken.
     pub(crate) fn status(&self) -> LeaseStatus {
-        let held = match &*self.0.state.lock() {
-            LeaseState::Held(lease) => Ok(lease.renews && lease.address.is_some()),
-            LeaseState::Free { lease, .. } => Err(lease.folder.clone()),
+        let (is_found, folder) = match &*self.0.state.lock() {
+            LeaseState::Held(lease) => (lease.renews && lease.address.is_some(), None),
+            LeaseState::Free { lease, .. } => (false, Some(lease.folder.clone())),
         };
-        let newest = match &held {
-            Ok(_) => self.secure(),
-            Err(_) => self.0.store.has_lease(0),
+        let Some(folder) = folder else {
+            return match self.secure() {
+                Ok(true) if is_found => LeaseStatus::Renewed,
+                Err(error @ Error::Replaced { .. }) => LeaseStatus::Replaced(error),
+                _ => LeaseStatus::Other,
+            };
         };
-        match (held, newest) {
-            (Ok(true), Ok(true)) => LeaseStatus::Renewed,
-            // Of its own run folder, by a coordinator before it.
-            (Err(folder), Err(Error::Replaced { by, .. })) if by.folder == folder => {
-                LeaseStatus::Other
+        // It has not been taken yet. Any newer one is of another coordinator, or of this run folder before a restart.
+        match self.0.store.has_lease(0) {
+            Err(Error::Replaced { location, by }) if by.folder != folder => {
+                LeaseStatus::Replaced(Error::Replaced { location, by })
             }
-            (_, Err(error @ Error::Replaced { .. })) => LeaseStatus::Replaced(error),
             _ => LeaseStatus::Other,
         }
     }

@@ -10,7 +10,8 @@
 //! ```
 //!
 //! The simulation was tested with planted bugs. It found: a claim without a look at the lease, or of a generation that
-//! another one has opened; a coordinator that never learns that it was replaced; one that dismisses its agents when it was.
+//! another one has opened; a coordinator that never learns that it was replaced; one that dismisses its agents when it was,
+//! or when it comes back after it was.
 
 #[path = "../../crates/checkpoint/tests/suite/kit/hook.rs"]
 #[allow(dead_code, reason = "every test uses a part")]
@@ -56,6 +57,9 @@ const EXPECTED: &[(usize, &str)] = &[
     (40, "restarts"),
     (300, "killed"),
 ];
+
+/// Address of the first coordinator, where agents look too if the newest one does not answer.
+const FIRST: &str = "0";
 
 /// Which coordinator.
 type Number = usize;
@@ -237,7 +241,7 @@ impl TakeoverHistory {
         let objects: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
         let agent = |_| SimAgent {
             standby: Standby::new(true, Time(0)),
-            address: "0".to_owned(),
+            address: FIRST.to_owned(),
             answered_at: Time(0),
             cut_off_until: Time(0),
             storeless_until: Time(0),
@@ -259,7 +263,7 @@ impl TakeoverHistory {
             tally: BTreeMap::new(),
             log: Vec::new(),
         };
-        history.start("0".to_owned(), None, Start::First);
+        history.start(FIRST.to_owned(), None, Start::First);
         for agent in 0..history.agents.len() {
             history.agents[agent].standby.set_place(Some(agent as u32), 1);
             history.schedule(0..=100, Happens::Looks(agent));
@@ -413,11 +417,14 @@ impl TakeoverHistory {
     /// The coordinator that answers an agent.
     fn answers(&self, agent: usize) -> Option<Number> {
         let agent = &self.agents[agent];
-        let is_there = |number: &Number| {
-            self.is_awake(*number) && self.coordinators[*number].folder == agent.address
+        let at = |address: &str| {
+            let is_there = |number: &Number| {
+                self.is_awake(*number) && self.coordinators[*number].folder == address
+            };
+            self.running().into_iter().find(is_there)
         };
         (agent.cut_off_until <= self.now)
-            .then(|| self.running().into_iter().find(is_there))
+            .then(|| at(&agent.address).or_else(|| at(FIRST)))
             .flatten()
     }
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import random
 import sys
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from baton import _arguments, _state
@@ -25,8 +23,21 @@ def problem(model: torch.nn.Module, program: ExportedProgram, inputs: _arguments
     `None` also where that cannot be said: the model cannot be called with the example's values, the result is not finite,
     or two steps of the model itself differ.
     """
+    import torch
+
     with _state.keeping_random_state():
-        if not _has_gradient(program, inputs):
+        traced = program.module()
+        # They are the model's own.
+        before = [(buffer, buffer.clone()) for buffer in traced.buffers()]
+        try:
+            found = _step(traced, inputs)
+        except Exception:  # The example need not have sensible values.
+            return None
+        finally:
+            with torch.no_grad():
+                for buffer, value in before:
+                    buffer.copy_(value)
+        if found is None:
             return (
                 "no output of the exported program depends on a trained parameter through operators with a gradient: detach(), "
                 "torch.no_grad(), comparisons and argmax have none, and torch.utils.checkpoint needs use_reentrant=False"
@@ -41,10 +52,10 @@ def problem(model: torch.nn.Module, program: ExportedProgram, inputs: _arguments
                 f"forward draws random numbers from {drawn[0]}, and a program would keep one for ever: draw them with torch, "
                 "for example torch.rand"
             )
-        with _keeping_buffers(program.module()) as traced:
-            found = _step(traced, inputs)
-        name = _differing(expected, found)
-        if name is None or _differing(expected, _step(copy.deepcopy(model), inputs)):
+        if expected is None or (name := _differing(expected, found)) is None:
+            return None
+        again = _step(copy.deepcopy(model), inputs)
+        if again is None or _differing(expected, again):
             return None
     return (
         f"the exported program computes another {name} than the model: a torch.autograd.Function with a backward of its own, "
@@ -53,52 +64,27 @@ def problem(model: torch.nn.Module, program: ExportedProgram, inputs: _arguments
     )
 
 
-@contextlib.contextmanager
-def _keeping_buffers(traced: torch.nn.Module) -> Iterator[torch.nn.Module]:
-    """Restores the buffers of a traced module afterwards: they are the model's own."""
-    import torch
-
-    before = [(buffer, buffer.clone()) for buffer in traced.buffers()]
-    try:
-        yield traced
-    finally:
-        with torch.no_grad():
-            for buffer, value in before:
-                buffer.copy_(value)
-
-
-def _has_gradient(program: ExportedProgram, inputs: _arguments.Inputs) -> bool:
-    """Whether an output has a gradient; true also if the program cannot be called with the example's values."""
-    from torch.utils import _pytree
-
-    with _keeping_buffers(program.module()) as traced:
-        if not any(parameter.requires_grad for parameter in traced.parameters()):
-            return True  # What is not trained is refused elsewhere.
-        try:
-            returned = _pytree.tree_leaves(_call(traced, inputs))
-        except Exception:  # The example need not have sensible values.
-            return True
-    return any(getattr(value, "requires_grad", False) for value in returned)
-
-
-def _call(module: torch.nn.Module, inputs: _arguments.Inputs) -> Any:
-    args = [value.detach().clone() for value in inputs.args]
-    return module(*args, **{name: value.detach().clone() for name, value in inputs.kwargs.items()})
-
-
-def _step(module: torch.nn.Module, inputs: _arguments.Inputs) -> dict[str, torch.Tensor]:
-    """The outputs, and the gradients of a loss that weights all of them."""
+def _step(module: torch.nn.Module, inputs: _arguments.Inputs) -> dict[str, torch.Tensor] | None:
+    """The outputs, and the gradients of a loss that weights all of them; `None` if no output has a gradient."""
     import torch
     from torch.utils import _pytree
 
     torch.manual_seed(0)
-    returned = [value for value in _pytree.tree_leaves(_call(module, inputs)) if isinstance(value, torch.Tensor)]
+
+    def detached(tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.detach().clone()
+
+    args = [detached(value) for value in inputs.args]
+    kwargs = {name: detached(value) for name, value in inputs.kwargs.items()}
+    returned = [value for value in _pytree.tree_leaves(module(*args, **kwargs)) if isinstance(value, torch.Tensor)]
     results = {f"output {number}": value.detach() for number, value in enumerate(returned) if value.is_floating_point()}
+    with_gradient = [value for value in returned if value.requires_grad]
+    if not with_gradient:
+        return None
     generator = torch.Generator().manual_seed(0)
-    total: Any = torch.zeros((), requires_grad=True)  # The model may have no gradient although the program has one.
-    for value in returned:
-        if value.requires_grad:
-            total = total + (value * torch.randn(value.shape, generator=generator).to(value)).sum()
+    total: Any = 0
+    for value in with_gradient:
+        total = total + (value * torch.randn(value.shape, generator=generator).to(value)).sum()
     trained = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
     gradients = torch.autograd.grad(total, list(trained.values()), allow_unused=True)
     for (name, parameter), gradient in zip(trained.items(), gradients):

@@ -616,17 +616,17 @@ fn check_gradients(graph: &Graph, parameters: &[Parameter]) -> Result<(), String
     // Without any, the recipe is refused elsewhere.
     let mut may_depend = !dependent.contains(&true);
     for node in &graph.nodes {
-        if node.argument("sparse") == Some(&Argument::Bool(true)) {
-            return Err(format!(
-                "{}: makes a sparse gradient, which ranks cannot add up: use sparse=False",
-                node.location
-            ));
-        }
         let is_detached = matches!(base_name(&node.operator), "detach" | "detach_copy");
         let depends = node.has_gradient
             && !is_detached
             && node.uses().iter().any(|value| dependent[value.0 as usize]);
         if depends {
+            if node.argument("sparse") == Some(&Argument::Bool(true)) {
+                return Err(format!(
+                    "{}: makes a sparse gradient, which ranks cannot add up: use sparse=False",
+                    node.location
+                ));
+            }
             // The tensor that it writes into may be a view of an output.
             may_depend |= node.overwrites().is_some();
             node.makes().for_each(|value| dependent[value.0 as usize] = true);

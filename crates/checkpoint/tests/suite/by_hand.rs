@@ -7,20 +7,8 @@ use baton_checkpoint::{
     TensorInfo, slice_of,
 };
 use baton_job::{Generation, Rank};
-use tempfile::TempDir;
 
-use crate::kit::{draft, id};
-
-struct Fixture {
-    folder: TempDir,
-    store: Store,
-}
-
-fn fixture() -> Fixture {
-    let folder = TempDir::new().unwrap();
-    let store = Store::open(folder.path().to_str().unwrap()).unwrap();
-    Fixture { folder, store }
-}
+use crate::kit::{Fixture, draft, fixture, id};
 
 impl Fixture {
     /// A file of a checkpoint.

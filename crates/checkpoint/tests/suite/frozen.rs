@@ -8,20 +8,8 @@ use baton_checkpoint::{
 };
 use baton_job::Generation;
 use half::bf16;
-use tempfile::TempDir;
 
-use crate::kit::{assert_holds, find, id, keep, names, newest, written};
-
-struct Fixture {
-    folder: TempDir,
-    store: Store,
-}
-
-fn fixture() -> Fixture {
-    let folder = TempDir::new().unwrap();
-    let store = Store::open(folder.path().to_str().unwrap()).unwrap();
-    Fixture { folder, store }
-}
+use crate::kit::{Fixture, assert_holds, find, fixture, id, keep, names, newest, written};
 
 impl Fixture {
     /// Names of the shared files.

@@ -24,20 +24,10 @@ use baton_recipe::{
     progress::{Accuracy, Extent, Fit, Progress},
 };
 use rustix::fs::{CWD, Mode, mkfifoat};
-use tempfile::TempDir;
 
-use crate::kit::{assert_holds, find, find_by, id, keep, names, newest, saved, sealed, written};
-
-struct Fixture {
-    folder: TempDir,
-    store: Store,
-}
-
-fn fixture() -> Fixture {
-    let folder = TempDir::new().unwrap();
-    let store = Store::open(folder.path().to_str().unwrap()).unwrap();
-    Fixture { folder, store }
-}
+use crate::kit::{
+    Fixture, assert_holds, find, find_by, fixture, id, keep, names, newest, saved, sealed, written,
+};
 
 fn graded(store: &Store, id: SaveId, top1: f64) {
     let mut manifest = written(store, id, 1);

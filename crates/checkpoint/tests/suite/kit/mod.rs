@@ -10,9 +10,22 @@ use baton_checkpoint::{
 };
 use baton_job::{Generation, JobId, Rank, message::Restore};
 use baton_recipe::{Step, progress::Progress};
+use tempfile::TempDir;
 
 pub(crate) const LENS: [(&str, usize); 3] =
     [("weights", 1003), ("momentum", 1003), ("statistics", 5)];
+
+/// A store in a folder of its own.
+pub(crate) struct Fixture {
+    pub(crate) folder: TempDir,
+    pub(crate) store: Store,
+}
+
+pub(crate) fn fixture() -> Fixture {
+    let folder = TempDir::new().unwrap();
+    let store = Store::open(folder.path().to_str().unwrap()).unwrap();
+    Fixture { folder, store }
+}
 
 pub(crate) fn id(generation: u64, step: u64) -> SaveId {
     SaveId { generation: Generation(generation), step: Step(step) }
