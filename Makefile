@@ -184,6 +184,10 @@ deploy-check: build tools ## check deploy/ without a cloud: AWS emulated, machin
 dashboard-check: build ## the web dashboard, and a notebook, in a headless Chromium; needs node 20, npm and chromium
 	scripts/check-dashboard.sh
 
+.PHONY: profile-check
+profile-check: build ## read profiles of a job with Perfetto's trace processor, and measure what recording costs; needs node
+	scripts/profile/check.sh
+
 .PHONY: bench-step
 bench-step: build ## compare a training step with PyTorch DDP on the CPU; ARGS="--rounds 2" for a quick run
 	scripts/bench-step/run.sh $(ARGS)

@@ -78,6 +78,7 @@ pub(crate) enum UserRequest {
     Checkpoint,
     Pause { reason: String },
     Resume,
+    Profile { name: String, steps: u32 },
 }
 
 /// Directives to one agent; an error closes its stream.
@@ -124,6 +125,7 @@ pub(crate) struct StatusSnapshot {
 pub(crate) struct JobHandle {
     inputs: mpsc::Sender<JobInput>,
     snapshots: watch::Receiver<Arc<StatusSnapshot>>,
+    events: broadcast::Sender<LoggedEvent>,
 }
 
 impl JobHandle {
@@ -135,6 +137,11 @@ impl JobHandle {
     /// The newest snapshot.
     pub(crate) fn snapshot(&self) -> Arc<StatusSnapshot> {
         self.snapshots.borrow().clone()
+    }
+
+    /// The job events from now on.
+    pub(crate) fn events(&self) -> broadcast::Receiver<LoggedEvent> {
+        self.events.subscribe()
     }
 
     /// A receiver that wakes on every new snapshot.
@@ -241,7 +248,7 @@ impl JobLoop {
             own_inputs: sender.clone(),
             outboxes: HashMap::new(),
             snapshots,
-            events,
+            events: events.clone(),
             saved: None,
             last_reason: String::new(),
             claimant,
@@ -252,7 +259,7 @@ impl JobLoop {
             new_events: Vec::new(),
             unpublished_since: None,
         };
-        (this, JobHandle { inputs: sender, snapshots: receiver })
+        (this, JobHandle { inputs: sender, snapshots: receiver, events })
     }
 
     /// Runs until [`JobInput::Quit`]. Returns a failure if another coordinator has taken over the job.
@@ -339,6 +346,9 @@ impl JobLoop {
                         (self.engine.can_pause(), Event::Pause { reason })
                     }
                     UserRequest::Resume => (self.engine.can_resume(), Event::Resume),
+                    UserRequest::Profile { name, steps } => {
+                        (self.engine.can_profile(steps), Event::Profile { name, steps })
+                    }
                 };
                 if possible.is_ok() {
                     self.handle_event(event)?;

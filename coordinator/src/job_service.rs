@@ -24,6 +24,7 @@ use crate::{
     job::{JobInput, UserRequest, WatchError},
     journal::LoggedEvent,
     logs::{LogBuffer, LogFilter},
+    profile,
     served::{CurrentJob, ServedJob},
 };
 
@@ -55,6 +56,7 @@ impl JobService for JobApi {
     type WatchEventsStream = ResponseStream<v1::WatchEventsResponse>;
     type StreamMetricsStream = ResponseStream<v1::StreamMetricsResponse>;
     type StreamLogsStream = ResponseStream<v1::StreamLogsResponse>;
+    type RecordProfileStream = ResponseStream<v1::RecordProfileResponse>;
 
     async fn get_status(
         &self,
@@ -195,6 +197,15 @@ impl JobService for JobApi {
             json: spec.to_json(),
             hash: spec.recipe_hash(),
         }))
+    }
+
+    async fn record_profile(
+        &self,
+        request: Request<v1::RecordProfileRequest>,
+    ) -> Result<Response<Self::RecordProfileStream>, Status> {
+        let permit = self.stream_permit()?;
+        let parts = profile::record(self.current.job()?, request.into_inner().steps).await?;
+        Ok(Response::new(counted(Box::pin(parts), permit)))
     }
 
     async fn submit_job(

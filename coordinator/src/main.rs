@@ -26,6 +26,7 @@ mod mesh_secret;
 mod metrics;
 mod node_service;
 mod place;
+mod profile;
 mod report;
 mod report_limits;
 mod serve;

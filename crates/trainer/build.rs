@@ -23,12 +23,13 @@ fn main() {
 fn compile(libraries: &Path) {
     /// Includes the others.
     const TORCH_CPP: &str = "src/torch/torch.cpp";
-    const INCLUDED: [&str; 8] = [
+    const INCLUDED: [&str; 9] = [
         "../gpu/src/kernels/batch_norm.h",
         "src/torch/context.cpp",
         "src/torch/decoder/dropout.cpp",
         "src/torch/error_text.h",
         "src/torch/fused/batch_norm.cpp",
+        "src/torch/profiler.cpp",
         "src/torch/program/executor.cpp",
         "src/torch/program/executor.h",
         "src/torch/program/recompute.cpp",

@@ -11,7 +11,7 @@ use crate::v1;
 /// Version that must be equal on both sides. Increase the protocol number with every change of these messages, and the
 /// numerics number with every change that changes a bit of a result: builds between two releases have the same package
 /// version.
-const PROTOCOL_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (protocol 7, numerics 2)");
+const PROTOCOL_VERSION: &str = concat!(env!("CARGO_PKG_VERSION"), " (protocol 8, numerics 2)");
 
 impl v1::Frame {
     /// A frame with a message of a coordinator.
@@ -176,6 +176,7 @@ mod tests {
             }),
             RankReport::SavedLocally { step: Step(2), seconds: AWKWARD },
             RankReport::LocalSaveFailed { message: "full".to_owned() },
+            RankReport::Profiled { name: "1".to_owned(), problem: Some("full".to_owned()) },
             RankReport::Lost { detail: "rank 1".to_owned(), unreached: vec![Rank(1)] },
             RankReport::Done { outcome: Outcome::Completed, digest: "00".to_owned() },
             RankReport::Exited(failure()),
@@ -253,6 +254,7 @@ mod tests {
             },
             Directive::Checkpoint { generation },
             Directive::Drain { generation, reason: reason.clone() },
+            Directive::Profile { generation, name: "1".to_owned(), steps: 5 },
             Directive::Pause(pause),
             Directive::HeartbeatAck { number: u64::MAX },
             Directive::Warm { local_ranks: vec![LocalRank(0)] },

@@ -436,7 +436,9 @@ class BetonDataset:
         if start + samples * row_type.itemsize > table or table > size:
             raise ValueError(f"{self.path} is damaged: it ends before its table of values")
         self._rows = np.frombuffer(self._bytes, row_type, samples, start)
-        count = (size - table) // np.dtype(_ALLOCATION).itemsize
+        count, rest = divmod(size - table, np.dtype(_ALLOCATION).itemsize)
+        if rest:
+            raise ValueError(f"{self.path} is damaged: it ends in the middle of its table of values")
         allocations = np.frombuffer(self._bytes, _ALLOCATION, count, table)
         # A value without bytes has the position of the next one.
         self._allocations = np.sort(allocations[allocations["size"] > 0], order="pointer")

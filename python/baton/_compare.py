@@ -90,6 +90,8 @@ def compare(
     _arguments.task(task)
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise TypeError("batch is not a pair: give (inputs, target)")
+    if not 0 <= label_smoothing < 1:
+        raise ValueError(f"label_smoothing is {label_smoothing}: it must be in [0, 1)")
     if label_smoothing and task != "classification":
         raise ValueError("label_smoothing is for classification: leave it out")
     if not isinstance(threads, int) or threads < 1:

@@ -202,6 +202,14 @@ class Job:
         """Asks for a checkpoint after the current step."""
         self._call("checkpoint", "now")
 
+    def profile(self, steps: int = 5, out: str | os.PathLike[str] = "profile.json") -> dict[str, Any]:
+        """Records the next steps of all ranks, 1 to 1000, into the file `out`, a trace for https://ui.perfetto.dev.
+
+        Returns once they are made: where the time of each rank's steps went, as `baton profile --json` prints it. An
+        older profile in `out` is replaced.
+        """
+        return self._call("profile", f"--steps={steps}", f"--out={os.fspath(out)}")[0]
+
     def drain(self, reason: str = "Python") -> None:
         """Saves after the current step and stops; `up` resumes there. `wait` returns once that is done."""
         self._call("drain", f"--reason={reason}")

@@ -108,7 +108,7 @@ class Run:
             from safetensors.torch import load_file
         except ImportError:
             raise ImportError("load_state_dict needs PyTorch and safetensors: pip install torch safetensors") from None
-        if checkpoint is not None and (not checkpoint or checkpoint.startswith("-")):
+        if checkpoint is not None and (not isinstance(checkpoint, str) or checkpoint.startswith("-") or not checkpoint):
             raise ValueError(f"{checkpoint!r} is no name of a checkpoint: see checkpoints()")
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder, "weights.safetensors")

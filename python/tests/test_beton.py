@@ -261,6 +261,7 @@ def test_files_that_are_damaged_are_refused(tmp_path):
         (whole[:16] + bytes(8) + whole[24:], "is unfinished: its writer was interrupted"),
         (whole[:2] + b"\xff\xff" + whole[4:], "its fields end after the file"),
         (whole[: len(whole) // 2], "it ends before its table of values"),
+        (whole[:-1], "it ends in the middle of its table of values"),
         (whole[:24] + b"\xff" + whole[25:], "of a class of its own"),
     ]
     for damaged, message in cases:

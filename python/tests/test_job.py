@@ -110,10 +110,12 @@ def test_waiting_has_a_limit_and_commands_are_passed_on(programs, tmp_path):
     job.pause("lunch")
     job.resume()
     job.checkpoint()
+    assert job.profile(3, tmp_path / "slow.json")["phase"] == "training"
     job.drain("enough")
     job.stop()
     flags = f"--json --run-dir {tmp_path}"
-    expected = ["pause --reason=lunch", "resume", "checkpoint now", "drain --reason=enough", "stop"]
+    profile = f"profile --steps=3 --out={tmp_path}/slow.json"
+    expected = ["pause --reason=lunch", "resume", "checkpoint now", profile, "drain --reason=enough", "stop"]
     assert (tmp_path / "calls").read_text().splitlines() == [f"{command} {flags}" for command in expected]
 
 

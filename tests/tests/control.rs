@@ -2,12 +2,13 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
-use std::path::Path;
+use std::{collections::BTreeMap, path::Path};
 
+use baton_checkpoint::profile::{ALL_REDUCE_SPAN, RankProfile};
 use baton_job::exit;
 use baton_proto::v1::{
-    DrainRequest, ListCheckpointsRequest, StopRequest, TriggerCheckpointRequest,
-    get_status_response::Phase, watch_events_response::Kind,
+    DrainRequest, ListCheckpointsRequest, RecordProfileRequest, RecordProfileResponse, StopRequest,
+    TriggerCheckpointRequest, get_status_response::Phase, watch_events_response::Kind,
 };
 use baton_tests::{Cluster, in_time};
 use tokio_stream::StreamExt;
@@ -59,6 +60,45 @@ async fn sigterm_to_the_agent_drains_the_job() {
         cluster.log("coordinator")
     );
     assert_eq!(agents[0].code(), Some(i32::from(exit::DRAINED)));
+}
+
+#[tokio::test]
+async fn a_profile_has_the_same_steps_of_every_rank_and_changes_no_bit() {
+    let mut cluster = Cluster::endless().set("cluster.min_ranks=2");
+    cluster.start_coordinator(&[]).await;
+    let request = || RecordProfileRequest { steps: 5 };
+    let refused = cluster.client().await.record_profile(request()).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
+    cluster.start_agent("left", 1);
+    cluster.start_agent("right", 1);
+    cluster.events().await.saved_at(1).await;
+    let mut stream = cluster.client().await.record_profile(request()).await.unwrap().into_inner();
+    let mut parts: BTreeMap<u32, Vec<u8>> = BTreeMap::new();
+    while let Some(RecordProfileResponse { part, data }) = stream.message().await.unwrap() {
+        parts.entry(part).or_default().extend(data);
+    }
+    assert_eq!(parts.len(), 2);
+    for (rank, part) in parts {
+        let profile: RankProfile = serde_json::from_slice(&part).unwrap();
+        let info = &profile.baton;
+        assert_eq!((info.rank.0, info.left_out, &info.problem), (rank, 0, &None));
+        assert!(["left", "right"].contains(&info.node.as_str()), "{info:?}");
+        assert_eq!(info.last_step.0 - info.first_step.0, 4, "{info:?}");
+        let shares = profile.shares().unwrap();
+        assert_eq!(shares.steps, 5);
+        for name in ["gradient", "update", ALL_REDUCE_SPAN] {
+            assert!(shares.parts.iter().any(|part| part.name == name), "{name}: {shares:?}");
+        }
+        assert!(profile.events.iter().any(|event| event.name == "decode"));
+    }
+    let reason = String::new();
+    cluster.client().await.drain(DrainRequest { reason }).await.unwrap();
+    cluster.finish().await;
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    cluster.end().await;
+
+    cluster.assert_undisturbed_bits().await;
 }
 
 #[tokio::test]

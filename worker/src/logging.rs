@@ -2,16 +2,19 @@
 
 use std::io::{self, Write};
 
-use tracing_subscriber::{EnvFilter, fmt::writer::MakeWriterExt as _};
+use tracing_subscriber::{
+    EnvFilter, Layer as _, fmt::writer::MakeWriterExt as _, layer::SubscriberExt as _,
+    util::SubscriberInitExt as _,
+};
 
 /// Starts logging, to standard error and to `also`. Must be called only once.
 pub(crate) fn start(also: impl Write + Clone + Send + Sync + 'static) {
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    tracing_subscriber::fmt()
+    let log = tracing_subscriber::fmt::layer()
         // If the disk of the log is full, a message about that would panic.
         .log_internal_errors(false)
-        .with_env_filter(filter)
         .with_ansi(false)
         .with_writer((move || also.clone()).and(io::stderr))
-        .init();
+        .with_filter(filter);
+    tracing_subscriber::registry().with(log).with(baton_trainer::profile::layer()).init();
 }

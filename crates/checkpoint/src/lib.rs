@@ -41,6 +41,7 @@ mod lease;
 mod local;
 mod manifest;
 mod name;
+pub mod profile;
 mod prune_decision;
 mod removal;
 mod restore;

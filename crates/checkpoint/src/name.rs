@@ -72,6 +72,7 @@ pub(crate) const FENCES: &str = "fences";
 pub(crate) const JOURNAL: &str = "journal";
 pub(crate) const LEASES: &str = "leases";
 pub(crate) const LATEST: &str = "latest";
+pub(crate) const PROFILES: &str = "profiles";
 
 pub(crate) fn shard_file(rank: Rank, world_size: u32) -> String {
     format!("shard-{:05}-of-{world_size:05}.safetensors", rank.0)

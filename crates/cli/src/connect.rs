@@ -19,9 +19,9 @@ use baton_checkpoint::{CoordinatorLease, Store};
 use baton_job::exit::Failure;
 use baton_proto::v1::{
     CheckpointEntry, DrainRequest, GetRecipeRequest, GetRecipeResponse, GetStatusRequest,
-    GetStatusResponse, ListCheckpointsRequest, PauseRequest, ResumeRequest, StopRequest,
-    StreamLogsRequest, SubmitJobRequest, SubmitJobResponse, TriggerCheckpointRequest,
-    job_service_client::JobServiceClient,
+    GetStatusResponse, ListCheckpointsRequest, PauseRequest, RecordProfileRequest,
+    RecordProfileResponse, ResumeRequest, StopRequest, StreamLogsRequest, SubmitJobRequest,
+    SubmitJobResponse, TriggerCheckpointRequest, job_service_client::JobServiceClient,
 };
 use serde::Deserialize;
 use tonic::{
@@ -450,6 +450,25 @@ impl Coordinator {
     pub(crate) async fn recipe(&mut self) -> Result<GetRecipeResponse, Failure> {
         let answer = self.client.get_recipe(GetRecipeRequest {}).await;
         Ok(answer.map_err(|status| self.explain(&status))?.into_inner())
+    }
+
+    /// Records the next steps of all ranks; returns the part of each rank.
+    pub(crate) async fn record_profile(&mut self, steps: u32) -> Result<Vec<Vec<u8>>, Failure> {
+        let answer = self.client.record_profile(RecordProfileRequest { steps }).await;
+        let mut stream = answer.map_err(|status| self.explain(&status))?.into_inner();
+        let mut parts: Vec<Vec<u8>> = Vec::new();
+        let mut newest = None;
+        while let Some(RecordProfileResponse { part, data }) =
+            stream.message().await.map_err(|status| self.explain(&status))?
+        {
+            if newest.replace(part) != Some(part) {
+                parts.push(Vec::new());
+            }
+            if let Some(last) = parts.last_mut() {
+                last.extend(data);
+            }
+        }
+        Ok(parts)
     }
 
     /// Submits a job: a recipe as TOML, without a base recipe.

@@ -14,7 +14,8 @@ use std::{
 };
 
 use baton_proto::v1::{
-    GetRecipeResponse, StreamLogsResponse, WatchEventsResponse, watch_events_response::Kind,
+    GetRecipeResponse, RecordProfileResponse, StreamLogsResponse, WatchEventsResponse,
+    watch_events_response::Kind,
 };
 use fake::{FakeCoordinator, FakeState};
 
@@ -66,6 +67,59 @@ fn pause_and_resume_show_the_job_and_send_the_reason() {
     assert_eq!(output, expected);
     assert_eq!(stdout(&fake, &["resume"]), format!("{job}: training resumes\n"));
     assert_eq!(fake.requests(), ["pause: the GPUs are needed", "resume"]);
+}
+
+/// A rank's part of a profile, in pieces.
+fn part_of_profile(rank: u32) -> impl Iterator<Item = RecordProfileResponse> {
+    let span = |name: &str, ts: u32, dur: u32| {
+        format!(
+            r#"{{"name":"{name}","ph":"X","cat":"baton","pid":{rank},"tid":1,"ts":{ts},"dur":{dur},"args":{{"step":7}}}}"#
+        )
+    };
+    let spans = [span("gradient", 0, 60_000), span("step", 0, 100_000)].join(",");
+    let info = format!(
+        r#"{{"rank":{rank},"node":"a","began_unix_nanos":1,"first_step":7,"last_step":7,"left_out":{rank}}}"#
+    );
+    let json = format!(r#"{{"baton":{info},"traceEvents":[{spans}]}}"#).into_bytes();
+    let pieces: Vec<Vec<u8>> = json.chunks(50).map(<[u8]>::to_vec).collect();
+    pieces.into_iter().map(move |data| RecordProfileResponse { part: rank, data })
+}
+
+#[test]
+fn a_profile_is_one_file_of_all_ranks_and_shows_where_the_time_of_a_step_goes() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("slow.json");
+    let profile = (0..2).flat_map(part_of_profile).collect();
+    let fake = FakeCoordinator::start(FakeState { profile, ..training() });
+    let arguments = ["profile", "--steps", "3", "--out", out.to_str().unwrap()];
+    let shown = stdout(&fake, &arguments);
+    let expected = format!(
+        "rank 0: 1 step of 100.0 ms: gradient 60.0 %, other 40.0 %\n\
+         rank 1: 1 step of 100.0 ms: gradient 60.0 %, other 40.0 %\n\
+         warning: rank 1: 1 span left out, as there were too many: record fewer steps\n\
+         {}: open it on https://ui.perfetto.dev\n",
+        out.display()
+    );
+    assert_eq!(shown, expected);
+    assert_eq!(fake.requests(), ["profile of 3 steps"]);
+    let written: serde_json::Value = serde_json::from_slice(&std::fs::read(&out).unwrap()).unwrap();
+    let of_rank = |rank: u32| {
+        let events = written["traceEvents"].as_array().unwrap().iter();
+        events.filter(|event| event["pid"] == rank && event["ph"] == "X").count()
+    };
+    assert_eq!((of_rank(0), of_rank(1)), (2, 2));
+
+    // A profile is replaced.
+    let json: serde_json::Value =
+        serde_json::from_str(&stdout(&fake, &[&arguments[..], &["--json"]].concat())).unwrap();
+    assert_eq!(json["ranks"][1]["parts"][0]["name"], "gradient");
+    // Other files are not, and nothing is recorded for nothing.
+    std::fs::write(&out, "{}").unwrap();
+    let refused = baton(&fake, &arguments);
+    assert_eq!(refused.status.code(), Some(2));
+    let message = String::from_utf8(refused.stderr).unwrap();
+    assert!(message.contains("is not a profile") && message.contains("--out"), "{message}");
+    assert_eq!(fake.requests().len(), 2);
 }
 
 #[test]

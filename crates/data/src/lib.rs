@@ -66,7 +66,7 @@ pub use decode::{Decoder, ImageTransform};
 pub use error::{Error, FileFault, SampleFault};
 pub use installed::installed;
 pub use items::Items;
-pub use loader::{CpuShare, Loader, LoaderStats, Options, Preprocessing, Request};
+pub use loader::{CpuShare, Loader, LoaderStats, Options, PROFILE_TARGET, Preprocessing, Request};
 pub use order::{EpochOrder, SampleOrder};
 pub use sample_blocks::SampleBlocks;
 

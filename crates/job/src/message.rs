@@ -199,6 +199,15 @@ pub enum Directive {
         /// Who requested it and why, as text.
         reason: String,
     },
+    /// Record the next steps as a profile.
+    Profile {
+        /// The generation.
+        generation: Generation,
+        /// Name of the profile in the store.
+        name: String,
+        /// Number of steps.
+        steps: u32,
+    },
     /// Pause after the current step, or resume.
     Pause(PauseState),
     /// Acknowledges a heartbeat.
@@ -564,6 +573,13 @@ pub enum RankReport {
         /// One line: what, where, what to do.
         message: String,
     },
+    /// Its part of a profile is written, or could not be.
+    Profiled {
+        /// Name of the profile.
+        name: String,
+        /// What, where, what to do; absent if it is written.
+        problem: Option<String>,
+    },
     /// One of its collective operations failed; it keeps its state and waits for a new generation.
     Lost {
         /// The error.
@@ -784,6 +800,17 @@ pub struct LoaderReport {
     pub last_skipped: Option<String>,
 }
 
+/// A profile that a rank is to record.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProfileRequest {
+    /// Name of the profile in the store.
+    pub name: String,
+    /// Number of steps.
+    pub steps: u32,
+    /// The rank's node.
+    pub node: NodeId,
+}
+
 /// Agent → rank.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
@@ -821,6 +848,13 @@ pub enum RankCommand {
     Checkpoint {
         /// The generation.
         generation: Generation,
+    },
+    /// Record the next steps.
+    Profile {
+        /// The generation.
+        generation: Generation,
+        /// What to record.
+        request: ProfileRequest,
     },
     /// Vote to save and stop.
     Drain {

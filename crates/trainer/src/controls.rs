@@ -8,6 +8,8 @@ use std::{
     time::Duration,
 };
 
+use baton_job::message::ProfileRequest;
+
 use crate::activity::SharedActivity;
 
 /// Requests from outside, set by the thread that reads the agent's commands.
@@ -17,6 +19,7 @@ pub struct Controls {
     stop: AtomicBool,
     reason: Mutex<String>,
     pause: Mutex<bool>,
+    profile: Mutex<Option<ProfileRequest>>,
     /// Notified when a request changes; a paused step loop waits on it.
     changed: Condvar,
     activity: SharedActivity,
@@ -102,6 +105,16 @@ impl Controls {
         }
         self.stop.store(true, Ordering::Release);
         self.changed.notify_all();
+    }
+
+    /// Requests a profile of the next steps. No vote is needed: it changes nothing.
+    pub fn request_profile(&self, request: ProfileRequest) {
+        *self.profile.lock().unwrap_or_else(PoisonError::into_inner) = Some(request);
+    }
+
+    /// The profile that was requested; clears the request.
+    pub(crate) fn take_profile(&self) -> Option<ProfileRequest> {
+        self.profile.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 
     /// Whether a vote now would ask for anything.

@@ -6,11 +6,14 @@
 
 use std::{ops::Range, sync::mpsc, thread};
 
+use baton_checkpoint::profile::ALL_REDUCE_SPAN;
 use baton_collectives::{Collective, Part, TreeNode, tree::Fold};
+use tracing::trace_span;
 
 use crate::{
     Error, Leaf, SharedActivity,
     learner::{self, Summand},
+    profile,
 };
 
 /// This rank's partial sums of one range of the leaves.
@@ -45,6 +48,8 @@ impl<S: Summand> PartialSums<S> {
         let sums = self.sums.iter_mut();
         let mut parts: Vec<Part<'_>> =
             sums.map(|(node, sum)| Part { node: *node, buffer: sum.buffer() }).collect();
+        let values = parts.first().map_or(0, |part| part.buffer.len());
+        let _span = trace_span!(target: profile::TARGET, ALL_REDUCE_SPAN, values).entered();
         collective.all_reduce(virtual_ranks, &mut parts)?;
         let (_, total) = self.sums.into_iter().next().ok_or(Error::Bug("a rank without sums"))?;
         Ok((self.start, total))
@@ -99,7 +104,8 @@ impl GradientExchange<'_> {
                 abort.abort();
             }
             computed();
-            let totals = self.activity.exchange(|| adding.join());
+            let waiting = trace_span!(target: profile::TARGET, "wait for the all-reduce");
+            let totals = waiting.in_scope(|| self.activity.exchange(|| adding.join()));
             let totals: Result<Vec<(usize, S)>, Error> =
                 totals.map_err(|_| Error::Bug("the thread of the all-reduce panicked"))?;
             Ok((result?, totals?))

@@ -11,7 +11,7 @@ use baton_data::Batch;
 use baton_job::message::GeneratedText;
 use baton_recipe::Step;
 
-use crate::bits;
+use crate::{bits, profile::DeviceSpan};
 
 /// Number of f32 slots at the end of every leaf that belong to the step loop. The same all-reduce adds them up together
 /// with the gradient.
@@ -318,6 +318,22 @@ pub trait Learner {
         _is_interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Option<Vec<GeneratedText>>, Error> {
         Ok(Some(Vec::new()))
+    }
+
+    /// Begins to record the operations of the device, called by this thread.
+    ///
+    /// # Errors
+    /// They cannot be recorded; training is not affected.
+    fn begin_profile(&mut self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Ends the recording; returns the operations since it began.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    fn end_profile(&mut self) -> Result<Vec<DeviceSpan>, Error> {
+        Ok(Vec::new())
     }
 
     /// Digest of the network's definition if that is a file, which must be the same on all ranks and for the whole run.

@@ -15,6 +15,7 @@
 //! | `activity`, `step_metrics`, `throughput`, `loader_watch` | what a rank reports while it trains |
 //! | [`sampling`] | how the next token of a generated text is chosen |
 //! | `digest` | the digest of the whole training state |
+//! | [`profile`] | what threads and device did during some steps |
 //! | `suspects` | the micro-batches that may have caused a divergence |
 //! | `bits` | floating-point numbers in JSON, with every bit |
 //! | [`Controls`] | requests from other threads; the ranks vote on them at the next step |
@@ -39,6 +40,7 @@ mod loader_watch;
 #[path = "../../collectives/tests/kit/local.rs"]
 mod local;
 mod local_saves;
+pub mod profile;
 mod restoring;
 pub mod sampling;
 mod saving;

@@ -22,11 +22,13 @@ use baton_job::{
     message::{Commit, Restore, SaveProblem, SaveTimes},
 };
 use baton_recipe::{JobSpec, Step, progress::Progress};
+use tracing::trace_span;
 
 use crate::{
     Error, Learner, TrainingJob,
     agree::gather,
     learner::{Region, TensorLocation},
+    profile,
     state_copy::StateCopy,
 };
 
@@ -42,6 +44,11 @@ pub(crate) struct Saver {
     evaluation: Option<Progress>,
     /// On rank 0: the frozen regions that it has written in this generation.
     frozen: Option<Vec<FrozenEntry>>,
+    /// On rank 0: the thread that removes old checkpoints. Only a rollback and the end of the job wait for it: in a slow store
+    /// it takes longer than a save.
+    removal: Option<JoinHandle<()>>,
+    /// What to keep in the next removal, which begins after the running one.
+    next_removal: Option<Retention>,
 }
 
 #[derive(Debug, Default)]
@@ -53,7 +60,7 @@ enum SavePhase {
     /// Rank 0 writes the manifest; the other ranks have no thread.
     Committing { save: Save, manifest: Option<Task<Result<Commit, SaveProblem>>> },
     /// Rank 0 adds an evaluation to a committed checkpoint.
-    AddingEvaluation { added: Option<Task<Result<(), SaveProblem>>> },
+    AddingEvaluation { added: Option<(Task<Result<(), SaveProblem>>, Retention)> },
 }
 
 /// The files that a rank has written.
@@ -129,13 +136,21 @@ impl Saver {
             let manifest = Manifest { data: Some(job.inputs.summary().clone()), ..manifest };
             (manifest, retention(id.generation, restore, job))
         });
+        let copying = trace_span!(target: profile::TARGET, "copy the state").entered();
         let mut copy = std::mem::take(&mut self.spare);
         let taken = copy.take(learner, rank, world_size);
         let is_due = rank == Rank(0) && self.frozen.is_none();
         let frozen = is_due.then(|| frozen_copies(learner)).transpose();
+        drop(copying);
         let stall = started.elapsed();
         let store = Arc::clone(&job.store);
+        // A removal would remove frozen regions to which no manifest refers yet.
+        let removal = self.removal.take_if(|_| is_due);
         let shard = spawn(move || {
+            if removal.map(JoinHandle::join).is_some_and(|ended| ended.is_err()) {
+                tracing::warn!("{REMOVAL_PANICKED}");
+            }
+            let _span = trace_span!(target: profile::TARGET, "write the state").entered();
             let write = || -> Result<Written, SaveProblem> {
                 let failed = |error: baton_collectives::Error| SaveProblem::from(error.to_string());
                 let frozen = taken.and(frozen).map_err(failed)?;
@@ -174,16 +189,15 @@ impl Saver {
                         return Ok(Some(Err(problem)));
                     }
                 };
-                let manifest = save.commit.clone().map(|(manifest, retention)| {
+                let manifest = save.commit.clone().map(|(manifest, _)| {
                     let store = Arc::clone(&job.store);
                     let frozen = self.frozen.clone().unwrap_or_default();
                     let manifest = Manifest { shards, frozen, ..manifest };
                     let (started, stall) = (save.started, save.stall);
                     spawn(move || {
+                        let _span = trace_span!(target: profile::TARGET, "commit").entered();
                         let commit = store.commit(&manifest).map_err(problem)?;
-                        let times = save_times(started, stall);
-                        prune(&store, &retention);
-                        Ok(Commit { took: Some(times), ..commit })
+                        Ok(Commit { took: Some(save_times(started, stall)), ..commit })
                     })
                 });
                 self.phase = SavePhase::Committing { save, manifest };
@@ -199,16 +213,25 @@ impl Saver {
                 let of_rank_0 = results.into_iter().next();
                 let committed =
                     of_rank_0.unwrap_or_else(|| Err("rank 0 sent no result".to_owned().into()));
-                if let Err(problem) = &committed {
-                    save.discard(&job.store, problem, collective);
-                    // The files of frozen regions may have been removed: write them again with the next checkpoint.
-                    self.frozen = None;
+                match (&committed, save.commit) {
+                    (Ok(_), Some((_, retention))) => self.remove_old(&job.store, retention),
+                    (Ok(_), None) => {}
+                    (Err(problem), commit) => {
+                        let save = Save { commit, ..save };
+                        save.discard(&job.store, problem, collective);
+                        // The files of frozen regions may have been removed: write them again with the next checkpoint.
+                        self.frozen = None;
+                    }
                 }
                 Ok(Some(committed))
             }
             SavePhase::AddingEvaluation { added } => {
-                if let Some(Err(problem)) = added.map(|task| join(task).flatten()) {
-                    tracing::warn!("a checkpoint lacks its evaluation: {}", problem.message);
+                match added.map(|(task, retention)| (join(task).flatten(), retention)) {
+                    Some((Ok(()), retention)) => self.remove_old(&job.store, retention),
+                    Some((Err(problem), _)) => {
+                        tracing::warn!("a checkpoint lacks its evaluation: {}", problem.message);
+                    }
+                    None => {}
                 }
                 Ok(None)
             }
@@ -237,14 +260,51 @@ impl Saver {
         };
         let added = (rank == Rank(0)).then(|| {
             let store = Arc::clone(&job.store);
-            let (generation, retention) = (by.0, retention(by.0, by.1, job));
-            spawn(move || {
-                store.add_evaluation(to, &progress, generation).map_err(problem)?;
-                prune(&store, &retention);
-                Ok(())
-            })
+            let generation = by.0;
+            let adding =
+                spawn(move || store.add_evaluation(to, &progress, generation).map_err(problem));
+            (adding, retention(generation, by.1, job))
         });
         self.phase = SavePhase::AddingEvaluation { added };
+    }
+
+    /// Starts to remove the checkpoints that `retention` does not keep, or does so after the removal that is running.
+    fn remove_old(&mut self, store: &Arc<Store>, retention: Retention) {
+        if self.removal.as_ref().is_some_and(|removal| !removal.is_finished()) {
+            self.next_removal = Some(retention);
+            return;
+        }
+        self.next_removal = None;
+        let store = Arc::clone(store);
+        match spawn_named("removal", move || prune(&store, &retention)) {
+            Ok(removal) => self.removal = Some(removal),
+            Err(problem) => tracing::warn!("old checkpoints stay: {}", problem.message),
+        }
+    }
+
+    /// Waits until the old checkpoints are removed.
+    pub(crate) fn finish_removal(&mut self, store: &Store) {
+        if self.removal.take().map(JoinHandle::join).is_some_and(|ended| ended.is_err()) {
+            tracing::warn!("{REMOVAL_PANICKED}");
+        }
+        if let Some(retention) = self.next_removal.take() {
+            prune(store, &retention);
+        }
+    }
+
+    /// Removes old checkpoints before a rollback, those too that an interruption has left, and waits for it on all ranks: which
+    /// checkpoint training goes back to must not depend on how fast the store removes others.
+    pub(crate) fn remove_before_rollback(
+        &mut self,
+        (generation, restore): (Generation, &Restore),
+        job: &TrainingJob,
+        collective: &mut dyn Collective,
+    ) -> Result<(), Error> {
+        if collective.rank() == Rank(0) {
+            self.next_removal = Some(retention(generation, restore, job));
+            self.finish_removal(&job.store);
+        }
+        gather(collective, &()).map(drop)
     }
 
     /// Runs the remaining phases, if any, and waits for their end.
@@ -266,6 +326,7 @@ impl Saver {
         self.another_requested = false;
         self.evaluation = None;
         self.frozen = None;
+        self.next_removal = None;
         self.abandoned.push(std::mem::take(&mut self.phase));
     }
 }
@@ -287,7 +348,9 @@ impl SavePhase {
             Self::Idle => false,
             Self::Writing { shard, .. } => is_running(shard),
             Self::Committing { manifest, .. } => manifest.as_ref().is_some_and(is_running),
-            Self::AddingEvaluation { added } => added.as_ref().is_some_and(is_running),
+            Self::AddingEvaluation { added } => {
+                added.as_ref().is_some_and(|(task, _)| is_running(task))
+            }
         }
     }
 }
@@ -348,8 +411,15 @@ pub(crate) fn write_frozen(
 }
 
 fn spawn<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Task<T> {
-    let thread = thread::Builder::new().name("checkpoint".to_owned()).spawn(work);
-    thread.map_err(|error| format!("cannot start the thread that writes it ({error})").into())
+    spawn_named("checkpoint", work)
+}
+
+fn spawn_named<T: Send + 'static>(
+    name: &str,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Task<T> {
+    let thread = thread::Builder::new().name(name.to_owned()).spawn(work);
+    thread.map_err(|error| format!("cannot start its thread ({error})").into())
 }
 
 fn is_running<T>(task: &Task<T>) -> bool {
@@ -418,7 +488,10 @@ fn save_times(started: Instant, stall: Duration) -> SaveTimes {
     SaveTimes { stall_seconds: stall.as_secs_f64(), seconds: started.elapsed().as_secs_f64() }
 }
 
+const REMOVAL_PANICKED: &str = "the thread that removes old checkpoints panicked; this is a bug";
+
 fn prune(store: &Store, retention: &Retention) {
+    let _span = trace_span!(target: profile::TARGET, "remove old checkpoints").entered();
     for warning in store.prune(retention).warnings {
         tracing::warn!("{warning}");
     }

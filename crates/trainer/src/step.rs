@@ -13,7 +13,7 @@ use baton_job::{
     message::{Activity, StepReport},
 };
 use baton_recipe::{JobSpec, guard::BatchMark};
-use tracing::trace;
+use tracing::{trace, trace_span};
 
 use crate::{
     Controls, Error, Leaf, Learner, Update,
@@ -21,6 +21,7 @@ use crate::{
     exchange::{GradientExchange, PartialSums},
     inputs::BatchFeed,
     learner::{self, Summand, VOTE},
+    profile,
     suspects::Suspects,
 };
 
@@ -311,15 +312,19 @@ impl<L: Learner> Stepper<L> {
         let mut sum: Option<L::Leaf> = None;
         for left in (0..context.spec.train.grad_accumulation).rev() {
             activity.set(Activity::Loading);
+            let waiting = trace_span!(target: profile::TARGET, "wait for data").entered();
             while !context.ahead && !feed.wait_until_ready(DATA_POLL_INTERVAL) {
                 if controls.interrupts_waiting() {
                     return Ok(None);
                 }
             }
             let batch = feed.next()?.ok_or(Error::Bug("the loader ended"))?;
+            drop(waiting);
             let BatchMark { epoch, cursor } = next.batch;
             trace!(target: "baton::samples", epoch = epoch.0, cursor, virtual_rank, samples = ?batch.samples);
             activity.set(Activity::Computing);
+            let computing =
+                trace_span!(target: profile::TARGET, "gradient", virtual_rank).entered();
             let mut leaf = self.take_leaf(learner)?;
             let loss = match spans.as_deref_mut().filter(|_| left == 0) {
                 None => learner.gradient(&batch, next.scale, &mut leaf)?,
@@ -334,6 +339,7 @@ impl<L: Learner> Stepper<L> {
                     loss
                 }
             };
+            drop(computing);
             suspects.note(&batch.samples, loss);
             feed.recycle(batch);
             // The copy runs while the device computes this batch.
@@ -431,6 +437,7 @@ fn update<L: Learner>(
     context: &mut StepContext<'_, L>,
     pending: &mut PendingStep<L>,
 ) -> Result<(), Error> {
+    let _span = trace_span!(target: profile::TARGET, "update").entered();
     *context.validity = StateValidity::Partial;
     context.learner.update(&mut pending.total, &pending.step.update)?;
     *context.validity = StateValidity::Complete;

@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use baton_checkpoint::{SaveId, Store};
+use baton_checkpoint::{SaveId, Store, profile::STEP_SPAN};
 use baton_collectives::Collective;
 use baton_job::{
     Generation, JobId, Rank,
@@ -28,6 +28,7 @@ use baton_recipe::{
     schedule::learning_rate,
     spec::is_recorded,
 };
+use tracing::trace_span;
 
 use crate::{
     Controls, Error, JobInputs, Learner,
@@ -40,6 +41,7 @@ use crate::{
     learner,
     loader_watch::LoaderWatch,
     local_saves::{LOCAL_TIMEOUT, LocalFolder, LocalSaver},
+    profile::{self, Profiling},
     saving::Saver,
     step::{StateValidity, StepContext, StepEnd, Stepper},
     step_metrics::{self, StepMetrics},
@@ -101,6 +103,7 @@ pub struct Trainer<L: Learner> {
     /// Pauses before the last save is tried again, the last of them again and again.
     pub(crate) last_save_pauses: [Duration; 4],
     pub(crate) loaders: LoaderWatch,
+    profiling: Profiling,
 }
 
 impl<L: Learner> Trainer<L> {
@@ -120,6 +123,7 @@ impl<L: Learner> Trainer<L> {
             local: LocalSaver::default(),
             last_save_pauses: LAST_SAVE_PAUSES,
             loaders: LoaderWatch::default(),
+            profiling: Profiling::default(),
         })
     }
 
@@ -158,9 +162,15 @@ impl<L: Learner> Trainer<L> {
         let outcome = self.train(context, &mut Stepper::new(block), &mut feed);
         self.loaders.end(feed.stats());
         feed.detach();
+        self.profiling.abandon(&mut self.learner);
         // A newer checkpoint means less lost work. The error to report is this one, not that of a failed save.
         match &outcome {
-            Err(Error::Diverged(_)) => drop(self.finish_writing(context)),
+            Err(Error::Diverged(_)) => {
+                activity.set(Activity::Saving);
+                drop(self.finish_writing(context));
+                let by = (context.generation, context.restore);
+                drop(self.saver.remove_before_rollback(by, &self.job, context.collective));
+            }
             // No other rank holds the state.
             Err(error) if world == 1 && !matches!(error, Error::Collective(_)) => {
                 self.try_to_save(context);
@@ -231,6 +241,7 @@ impl<L: Learner> Trainer<L> {
                 self.drive_checkpoint(votes, context)?;
             }
             self.local.collect(Duration::ZERO, context.report);
+            self.profiling.collect(context.report);
             agreed = match self.plan().due(&self.position.progress) {
                 Due::Train => {
                     let samples = self.plan().next_batch(&self.position.progress);
@@ -272,6 +283,8 @@ impl<L: Learner> Trainer<L> {
                 Due::Save => {
                     activity.set(Activity::Saving);
                     self.save_when_due(context)?;
+                    // Waiting for a slow store is not this rank's own work.
+                    activity.restart_step_timer();
                     None
                 }
                 Due::Finish => {
@@ -386,6 +399,9 @@ impl<L: Learner> Trainer<L> {
         feed: &mut BatchFeed,
         (ahead, overlap): (bool, bool),
     ) -> Result<StepResult, Error> {
+        self.profiling.before_step(&mut self.learner, context.controls);
+        let step = self.position.progress.step.0 + 1;
+        let span = trace_span!(target: profile::TARGET, STEP_SPAN, step).entered();
         let next = step_metrics::before(&self.job, &self.position.progress);
         let Self { job, learner, position, validity, saver, .. } = self;
         let progress = &mut position.progress;
@@ -422,6 +438,9 @@ impl<L: Learner> Trainer<L> {
         }
         job.inputs.plan().advance(progress);
         context.controls.activity().stepped(progress.step);
+        drop(span);
+        let at = (context.collective.rank(), progress.step);
+        self.profiling.after_step(learner, at, &job.store);
         Ok(StepResult::Made(metrics))
     }
 
@@ -451,6 +470,7 @@ impl<L: Learner> Trainer<L> {
         extent: Extent,
         failure: &mut Option<Error>,
     ) -> Result<Votes, Error> {
+        let _span = trace_span!(target: profile::TARGET, "evaluate").entered();
         let (evaluated, votes) = self.evaluate_set(context, extent, failure)?;
         let Some(evaluation::Evaluated { raw, ema, texts }) = evaluated else {
             return Ok(votes);
@@ -492,6 +512,8 @@ impl<L: Learner> Trainer<L> {
             }
             _ => self.local.collect(LOCAL_TIMEOUT, context.report),
         }
+        self.saver.finish_removal(&self.job.store);
+        self.profiling.finish(context.report);
         let digest = digest::of(&mut self.learner, &self.position.progress)?;
         (context.report)(RankReport::Done { outcome: outcome.clone(), digest });
         Ok(outcome)

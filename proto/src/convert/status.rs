@@ -42,6 +42,8 @@ same_variants!(
         Paused,
         Resumed,
         Budget,
+        Profiled,
+        ProfileFailed,
         Ended,
     ]
 );

@@ -233,6 +233,7 @@ def test_a_batch_that_a_loss_cannot_take_is_refused(inputs, target, message):
         (batch(), {"task": "loss"}, "batch does not fit Small.forward: got an unexpected keyword argument 'target'"),
         ((images(), [1, 2, 3, 4]), {"task": "loss"}, "batch contains a value of type list: all inputs must be tensors"),
         (batch(), {"task": "loss", "label_smoothing": 0.1}, "label_smoothing is for classification"),
+        (batch(), {"label_smoothing": float("nan")}, "label_smoothing is nan: it must be in"),
     ],
 )
 def test_arguments_that_cannot_be_used_are_refused(data, options, message):

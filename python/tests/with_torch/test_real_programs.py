@@ -243,6 +243,8 @@ def test_the_weights_of_a_checkpoint_load_into_a_module():
     newest.load_state_dict(run.load_state_dict())
     older.load_state_dict(run.load_state_dict(run.checkpoints()[1]["name"]))
     assert not torch.equal(newest["fc"].weight, older["fc"].weight)
+    with pytest.raises(ValueError, match="8 is no name of a checkpoint"):
+        run.load_state_dict(8)
     with pytest.raises(baton.JobError, match="no-such"):
         run.load_state_dict("no-such")
     with pytest.raises(baton.JobError, match="has no averaged weights"):

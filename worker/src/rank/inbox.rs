@@ -140,6 +140,11 @@ impl Inbox {
                     assignment.controls.request_save();
                 }
             }
+            RankCommand::Profile { generation, request } if current == Some(generation) => {
+                if let Some(assignment) = &state.assignment {
+                    assignment.controls.request_profile(request);
+                }
+            }
             RankCommand::Drain { generation, reason } if current == Some(generation) => {
                 if let Some(assignment) = &state.assignment {
                     assignment.controls.request_stop(reason);

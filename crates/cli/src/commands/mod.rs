@@ -14,6 +14,7 @@ mod logs;
 mod metrics;
 mod model;
 mod plan;
+mod profile;
 pub(crate) mod recipe;
 mod recoveries;
 mod status;
@@ -72,6 +73,7 @@ enum Command {
     Metrics(metrics::Args),
     Logs(logs::Args),
     Recoveries(recoveries::Args),
+    Profile(profile::Args),
     Track(follow::TrackArgs),
     Alert(follow::AlertArgs),
     #[command(flatten)]
@@ -105,6 +107,7 @@ impl Cli {
             Command::Metrics(args) => metrics::run(args).await,
             Command::Logs(args) => logs::run(args).await,
             Command::Recoveries(args) => recoveries::run(args).await,
+            Command::Profile(args) => profile::run(args).await,
             Command::Track(args) => Err(follow::track(&args)),
             Command::Alert(args) => Err(follow::alert(&args)),
             Command::Control(command) => control::run(command).await,

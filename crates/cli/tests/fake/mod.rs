@@ -9,10 +9,10 @@ use std::{
 use baton_proto::v1::{
     DrainRequest, DrainResponse, GetRecipeRequest, GetRecipeResponse, GetStatusRequest,
     GetStatusResponse, ListCheckpointsRequest, ListCheckpointsResponse, PauseRequest,
-    PauseResponse, ResumeRequest, ResumeResponse, StopRequest, StopResponse, StreamLogsRequest,
-    StreamLogsResponse, StreamMetricsRequest, StreamMetricsResponse, SubmitJobRequest,
-    SubmitJobResponse, TriggerCheckpointRequest, TriggerCheckpointResponse, WatchEventsRequest,
-    WatchEventsResponse,
+    PauseResponse, RecordProfileRequest, RecordProfileResponse, ResumeRequest, ResumeResponse,
+    StopRequest, StopResponse, StreamLogsRequest, StreamLogsResponse, StreamMetricsRequest,
+    StreamMetricsResponse, SubmitJobRequest, SubmitJobResponse, TriggerCheckpointRequest,
+    TriggerCheckpointResponse, WatchEventsRequest, WatchEventsResponse,
     job_service_server::{JobService, JobServiceServer},
 };
 use tokio::{
@@ -31,6 +31,8 @@ pub(crate) struct FakeState {
     pub(crate) points: Vec<StreamMetricsResponse>,
     pub(crate) lines: Vec<StreamLogsResponse>,
     pub(crate) recipe: GetRecipeResponse,
+    /// Parts of a profile, in pieces.
+    pub(crate) profile: Vec<RecordProfileResponse>,
     /// Error for requests of the status.
     pub(crate) status_refusal: Option<Status>,
     /// Error for requests that would change the job.
@@ -138,6 +140,7 @@ impl JobService for SharedState {
     type WatchEventsStream = Items<WatchEventsResponse>;
     type StreamMetricsStream = Items<StreamMetricsResponse>;
     type StreamLogsStream = Items<StreamLogsResponse>;
+    type RecordProfileStream = Items<RecordProfileResponse>;
 
     async fn get_status(&self, _: Request<GetStatusRequest>) -> Answer<GetStatusResponse> {
         let state = self.lock();
@@ -223,6 +226,14 @@ impl JobService for SharedState {
 
     async fn get_recipe(&self, _: Request<GetRecipeRequest>) -> Answer<GetRecipeResponse> {
         Ok(Response::new(self.lock().recipe.clone()))
+    }
+
+    async fn record_profile(
+        &self,
+        request: Request<RecordProfileRequest>,
+    ) -> Answer<Items<RecordProfileResponse>> {
+        self.record(format!("profile of {} steps", request.into_inner().steps))?;
+        Ok(self.items(0, false, |state| &state.profile, |_| true))
     }
 
     async fn submit_job(&self, request: Request<SubmitJobRequest>) -> Answer<SubmitJobResponse> {

@@ -141,6 +141,7 @@ impl JobService for Fake {
     type WatchEventsStream = ResponseStream<v1::WatchEventsResponse>;
     type StreamMetricsStream = ResponseStream<v1::StreamMetricsResponse>;
     type StreamLogsStream = ResponseStream<v1::StreamLogsResponse>;
+    type RecordProfileStream = ResponseStream<v1::RecordProfileResponse>;
 
     async fn get_status(
         &self,
@@ -235,6 +236,13 @@ impl JobService for Fake {
         _: Request<v1::ResumeRequest>,
     ) -> Result<Response<v1::ResumeResponse>, Status> {
         self.record("resume".into())
+    }
+
+    async fn record_profile(
+        &self,
+        _: Request<v1::RecordProfileRequest>,
+    ) -> Result<Response<Self::RecordProfileStream>, Status> {
+        Err(Status::unimplemented("the dashboard records no profile"))
     }
 
     async fn submit_job(

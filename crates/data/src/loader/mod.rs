@@ -17,6 +17,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use tracing::trace_span;
+
 pub use self::{
     affinity::CpuShare,
     request::{Preprocessing, Request},
@@ -26,6 +28,9 @@ use self::{
     work::Worker,
 };
 use crate::{Batch, Dataset, Error};
+
+/// Target of the `tracing` spans that a profile of a step has.
+pub const PROFILE_TARGET: &str = "baton::profile";
 
 /// Options of a loader.
 #[derive(Clone, Debug)]
@@ -250,6 +255,7 @@ fn make_claims(shared: &SharedState) -> Result<(), Error> {
         if let Some(mut claim) = claim {
             drop(state);
             if let Some(samples) = claim.read_ahead.take() {
+                let _span = trace_span!(target: PROFILE_TARGET, "read ahead").entered();
                 worker.read_ahead(&samples);
             }
             let mut result = worker.make(&mut claim);

@@ -3,9 +3,10 @@
 use std::time::Instant;
 
 use baton_recipe::spec::OnBadSample;
+use tracing::trace_span;
 
 use super::{
-    Preprocessing,
+    PROFILE_TARGET, Preprocessing,
     queue::{Claim, SampleResult},
 };
 use crate::{
@@ -44,6 +45,7 @@ impl<'a> Worker<'a> {
     /// data set instead, so that batches stay full and the choice is the same on every rank and in every run;
     /// evaluation leaves the sample out.
     pub(super) fn make(&mut self, claim: &mut Claim) -> Result<SampleResult<'_>, Error> {
+        let _span = trace_span!(target: PROFILE_TARGET, "decode").entered();
         let started = Instant::now();
         let len = self.dataset.len();
         let (mut skipped, mut last_fault) = (0, None);

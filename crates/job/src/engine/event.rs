@@ -48,6 +48,13 @@ pub enum Event {
     },
     /// A user asks to resume training.
     Resume,
+    /// A user asks for a profile of the next steps.
+    Profile {
+        /// Its name in the store.
+        name: String,
+        /// Number of steps.
+        steps: u32,
+    },
     /// A user asks to stop the job at once, without saving.
     Stop,
     /// The fence is raised.

@@ -48,7 +48,7 @@
 //! | `Lifecycle` | `lifecycle`, `membership`, `rank_heartbeats` | the generation, its phase and its ranks |
 //! | `Results` | `results`, `evaluation`, `skips` | steps, evaluations and checkpoints reported |
 //! | `Accounting` | `budget` | attached time, its cost, and the limits on both |
-//! | `DrainStatus`, `Pauses` | `drain`, `pause` | requests in progress |
+//! | `DrainStatus`, `Pauses`, `Profile` | `drain`, `pause`, `profile` | requests in progress |
 //! | `Divergences` | `divergence`, `diagnosis` | training that diverged |
 //! | `RecoveryHistory` | `recovery` | failures and changes of nodes, and how long each took |
 //!
@@ -73,6 +73,7 @@ mod opening;
 mod pause;
 mod plausible;
 mod policy;
+mod profile;
 mod quarantine;
 mod rank_heartbeats;
 mod record;
@@ -96,6 +97,7 @@ use self::{
     nodes::Nodes,
     pause::Pauses,
     policy::Policy,
+    profile::Profile,
     recovery::RecoveryHistory,
     results::Results,
 };
@@ -108,6 +110,7 @@ pub use self::{
     event::{Action, AgentRetry, Event, MetricPoint},
     job_event::{JobEvent, JobEventKind},
     pause::Pause,
+    profile::MAX_PROFILED_STEPS,
     record::{JobOrigin, RanksOfLostJob, Record},
     recovery::{Recovery, RecoveryParts},
     status::{
@@ -139,6 +142,7 @@ pub struct Engine {
     /// Why the job fails once its ranks have saved what they hold; then `drain` is set too.
     fails_with: Option<Failure>,
     pauses: Pauses,
+    profile: Option<Profile>,
     divergences: Divergences,
     recoveries: RecoveryHistory,
     stale_messages: u64,
@@ -197,6 +201,7 @@ impl Engine {
             drain: None,
             fails_with: None,
             pauses: Pauses::default(),
+            profile: None,
             divergences: Divergences::default(),
             recoveries: RecoveryHistory::default(),
             stale_messages: 0,
@@ -246,6 +251,7 @@ impl Engine {
             Event::Checkpoint => self.checkpoint(),
             Event::Pause { reason } => self.pause(now, reason),
             Event::Resume => self.resume(now),
+            Event::Profile { name, steps } => self.profile(name, steps),
             Event::Stop => self.end(now, Outcome::Stopped),
             Event::Fenced => self.fenced(now),
             Event::FenceFailed { failure } => self.fence_failed(now, failure),
@@ -260,6 +266,7 @@ impl Engine {
             }
             Event::Tick => {}
         }
+        self.end_profile_if_interrupted();
         // Ten thousand ranks send ten thousand heartbeats a second; checking every node for each would take too long.
         if !is_heartbeat || self.wake.at.is_some_and(|at| at <= now) {
             self.expire(now);

@@ -45,6 +45,7 @@ pub(super) fn is_plausible(report: &RankReport) -> bool {
         | RankReport::Loader(_)
         | RankReport::SaveFailed(_)
         | RankReport::LocalSaveFailed { .. }
+        | RankReport::Profiled { .. }
         | RankReport::Lost { .. }
         | RankReport::Done { .. }
         | RankReport::Exited(_) => true,

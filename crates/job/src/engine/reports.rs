@@ -128,6 +128,7 @@ impl Engine {
                 );
                 self.note(now, JobEventKind::SaveFailed, text);
             }
+            RankReport::Profiled { name, problem } => self.profiled(rank, &name, problem),
             RankReport::Lost { detail, unreached } => {
                 if let Some(world) = self.lifecycle.world_mut() {
                     world.set_unreached(rank, &unreached);

@@ -12,6 +12,7 @@ mod local;
 mod opening;
 mod pause;
 mod placement;
+mod profile;
 mod recovery;
 mod requests;
 mod texts;

@@ -10,7 +10,8 @@ use crate::{
     ids::{Generation, Incarnation, LocalRank, Rank},
     mesh_secret::MeshSecret,
     message::{
-        AgentReport, Directive, Hello, Launch, PauseState, RankCommand, RankPhase, RunningRanks,
+        AgentReport, Directive, Hello, Launch, PauseState, ProfileRequest, RankCommand, RankPhase,
+        RunningRanks,
     },
     time::Time,
 };
@@ -99,6 +100,10 @@ impl Session {
             }
             Directive::Drain { generation, reason } if generation == self.generation => {
                 self.send_to_all(&RankCommand::Drain { generation, reason });
+            }
+            Directive::Profile { generation, name, steps } if generation == self.generation => {
+                let request = ProfileRequest { name, steps, node: self.node.clone() };
+                self.send_to_all(&RankCommand::Profile { generation, request });
             }
             Directive::Pause(pause) if pause.number > self.pause.number => self.set_pause(pause),
             Directive::HeartbeatAck { number } => {

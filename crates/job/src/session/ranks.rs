@@ -229,6 +229,7 @@ fn phase_after(report: &RankReport) -> Option<RankPhase> {
         | RankReport::SaveFailed { .. }
         | RankReport::SavedLocally { .. }
         | RankReport::LocalSaveFailed { .. }
+        | RankReport::Profiled { .. }
         | RankReport::Exited(_) => None,
     }
 }

@@ -8,8 +8,8 @@ use crate::{
     mesh_secret::MeshSecret,
     message::{
         Activity, AgentHeartbeat, AgentReport, Directive, GeneratedText, Hello, Launch,
-        LoaderReport, RankCommand, RankHeartbeat, RankMessage, RankPhase, RankReport, Restore,
-        RunningRanks, StateSource, StepReport,
+        LoaderReport, ProfileRequest, RankCommand, RankHeartbeat, RankMessage, RankPhase,
+        RankReport, Restore, RunningRanks, StateSource, StepReport,
     },
 };
 use baton_recipe::{
@@ -190,6 +190,28 @@ fn pause_and_resume_are_sent_once_and_late_pauses_are_ignored() {
     assert_eq!(session.handle(at(7.0), pause(2, false)), expected);
     assert_eq!(session.handle(at(8.0), pause(1, true)), [], "a pause of an earlier connection");
     assert_eq!(session.stale_messages(), 2);
+}
+
+#[test]
+fn a_profile_is_requested_from_every_rank_with_the_name_of_its_node() {
+    let mut session = training(2);
+    let profile = |generation| {
+        Event::Directive(Directive::Profile { generation, name: "1".to_owned(), steps: 5 })
+    };
+    let command = |local| {
+        let (name, node) = ("1".to_owned(), session.node.clone());
+        let request = ProfileRequest { name, steps: 5, node };
+        send_to_rank(local, RankCommand::Profile { generation: Generation(1), request })
+    };
+    let expected = [command(0), command(1)];
+    assert_eq!(session.handle(at(5.0), profile(Generation(1))), expected);
+    assert_eq!(session.handle(at(6.0), profile(Generation(9))), []);
+    let (name, problem) = ("1".to_owned(), None);
+    let written = RankReport::Profiled { name, problem };
+    let forwarded =
+        session.handle(at(7.0), rank_reported(0, Incarnation(1), Generation(1), written.clone()));
+    let report = AgentReport::Rank { generation: Generation(1), rank: Rank(0), report: written };
+    assert_eq!(forwarded, [Action::Send(report)]);
 }
 
 #[test]

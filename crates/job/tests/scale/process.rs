@@ -105,6 +105,7 @@ impl Fleet {
             RankCommand::Begin { .. }
             | RankCommand::Drain { .. }
             | RankCommand::Pause { .. }
+            | RankCommand::Profile { .. }
             | RankCommand::Checkpoint { .. } => {}
         }
     }

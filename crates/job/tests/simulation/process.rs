@@ -227,6 +227,7 @@ impl Cluster {
             RankCommand::Begin { .. }
             | RankCommand::Checkpoint { .. }
             | RankCommand::Pause { .. }
+            | RankCommand::Profile { .. }
             | RankCommand::Drain { .. } => {}
         }
     }

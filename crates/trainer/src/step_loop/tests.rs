@@ -127,6 +127,58 @@ fn training_continues_while_a_checkpoint_is_written_and_none_is_skipped() {
     }
 }
 
+/// A store that removes slowly.
+fn slowly_removing_store() -> Store {
+    let slow = ThrottleConfig {
+        wait_delete_per_call: Duration::from_millis(200),
+        ..ThrottleConfig::default()
+    };
+    let objects = ThrottledStore::new(InMemory::new(), slow);
+    Store::from_object_store("slow memory", Arc::new(objects)).unwrap()
+}
+
+fn checkpoint_names(store: &Store) -> Vec<String> {
+    store.list().unwrap().into_iter().map(|checkpoint| checkpoint.name).collect()
+}
+
+#[test]
+fn a_rollback_finds_the_same_checkpoints_however_slow_their_removal_is() {
+    let saves =
+        ["checkpoint.every_steps=1", "checkpoint.keep_last=1", "checkpoint.keep_best=false"];
+    let overrides = [&EXPLODING[..], &saves].concat();
+    let left_by = |store: Store| {
+        let mut trainer = trainer_on(store, &overrides);
+        let (ended, reports) = run_alone(&mut trainer, Generation(1), &Restore::default());
+        assert!(matches!(ended, Err(Error::Diverged(_))), "{ended:?}");
+        assert!(committed(&reports).len() > 1, "several are saved before it diverges");
+        checkpoint_names(&trainer.job.store)
+    };
+    let left = left_by(Store::memory().unwrap());
+    assert_eq!(left.len(), 1, "{left:?}");
+    assert_eq!(left_by(slowly_removing_store()), left);
+}
+
+#[test]
+fn training_does_not_wait_for_the_removal_of_old_checkpoints_but_the_end_of_the_job_does() {
+    let overrides = ["train.epochs=3", "checkpoint.keep_last=1"];
+    let mut trainer = trainer_on(slowly_removing_store(), &overrides);
+    let store = Arc::clone(&trainer.job.store);
+    let mut there = Vec::new();
+    let ended = trainer.run(&mut GenerationContext {
+        generation: Generation(1),
+        collective: &mut local::group(1, Duration::from_secs(60))[0],
+        restore: &Restore::default(),
+        controls: &Controls::default(),
+        report: &mut |report| match report {
+            RankReport::Saved(_) => there.push(checkpoint_names(&store).len()),
+            _ => {}
+        },
+    });
+    assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+    assert_eq!(there, [1, 2, 3]);
+    assert_eq!(checkpoint_names(&store), ["step-0000000012-gen-000001"]);
+}
+
 #[test]
 fn failed_save_is_reported_and_a_later_one_succeeds() {
     let folder = tempfile::tempdir().unwrap();

@@ -31,6 +31,7 @@ use super::{
     mixing,
     network::{NetworkInputs, NetworkState, StageFinished, TorchNetwork},
     optimizer::{Optimizer, Rates},
+    profiler,
     program::ProgramNetwork,
     task::{self, Task},
     weights,
@@ -41,6 +42,7 @@ use crate::{
         BatchEvaluation, DeferredScalar, Error, EvaluatedWeights, Leaf, Learner, Region,
         SpanCompleted, Summand, TAIL, TensorLocation, Update, VOTE, rest,
     },
+    profile::DeviceSpan,
     sampling::{Prompt, Sampling},
 };
 
@@ -604,6 +606,14 @@ impl Learner for TorchLearner {
 
     fn prefetch(&mut self, batch: &Batch) -> Result<(), Error> {
         self.input.prefetch(batch)
+    }
+
+    fn begin_profile(&mut self) -> Result<(), Error> {
+        profiler::start(self.device)
+    }
+
+    fn end_profile(&mut self) -> Result<Vec<DeviceSpan>, Error> {
+        profiler::stop()
     }
 
     fn new_leaf(&mut self) -> Result<TorchLeaf, Error> {

@@ -17,6 +17,7 @@
 //! | `decoder` | language models of `crates/language` |
 //! | `error_text` | messages of our C++ code |
 //! | `fused` | our own kernels in place of libtorch's |
+//! | `profiler` | libtorch's operations, for a profile |
 //! | `working` | weights in the recipe's number format |
 //! | `backward` | one forward and backward pass |
 //! | `buffer` | access to the buffers for collectives and checkpoints |
@@ -46,6 +47,7 @@ mod network;
 mod optimizer;
 pub mod peaks;
 pub mod probe;
+mod profiler;
 mod program;
 mod task;
 #[cfg(test)]

@@ -3,5 +3,6 @@
 #include "context.cpp"
 #include "decoder/dropout.cpp"
 #include "fused/batch_norm.cpp"
+#include "profiler.cpp"
 #include "program/executor.cpp"
 #include "program/recompute.cpp"
