@@ -125,7 +125,8 @@ pub(crate) struct StatusSnapshot {
 pub(crate) struct JobHandle {
     inputs: mpsc::Sender<JobInput>,
     snapshots: watch::Receiver<Arc<StatusSnapshot>>,
-    events: broadcast::Sender<LoggedEvent>,
+    /// Weak, so that watchers learn of the end of the loop.
+    events: broadcast::WeakSender<LoggedEvent>,
 }
 
 impl JobHandle {
@@ -139,9 +140,9 @@ impl JobHandle {
         self.snapshots.borrow().clone()
     }
 
-    /// The job events from now on.
-    pub(crate) fn events(&self) -> broadcast::Receiver<LoggedEvent> {
-        self.events.subscribe()
+    /// The job events from now on; `None` once the loop has ended.
+    pub(crate) fn events(&self) -> Option<broadcast::Receiver<LoggedEvent>> {
+        self.events.upgrade().map(|events| events.subscribe())
     }
 
     /// A receiver that wakes on every new snapshot.
@@ -235,6 +236,7 @@ impl JobLoop {
         };
         let (snapshots, receiver) = watch::channel(Arc::new(snapshot));
         let (events, _) = broadcast::channel(WATCH_BUFFER);
+        let weak = events.downgrade();
         let this = Self {
             engine,
             journal,
@@ -248,7 +250,7 @@ impl JobLoop {
             own_inputs: sender.clone(),
             outboxes: HashMap::new(),
             snapshots,
-            events: events.clone(),
+            events,
             saved: None,
             last_reason: String::new(),
             claimant,
@@ -259,7 +261,7 @@ impl JobLoop {
             new_events: Vec::new(),
             unpublished_since: None,
         };
-        (this, JobHandle { inputs: sender, snapshots: receiver, events })
+        (this, JobHandle { inputs: sender, snapshots: receiver, events: weak })
     }
 
     /// Runs until [`JobInput::Quit`]. Returns a failure if another coordinator has taken over the job.

@@ -28,7 +28,8 @@ pub(crate) async fn record(
     steps: u32,
 ) -> Result<impl Stream<Item = Result<RecordProfileResponse, Status>>, Status> {
     let name = unix_millis().to_string();
-    let mut events = served.job.events();
+    let mut events = served.job.events().ok_or_else(shutting_down)?;
+    let ranks = served.job.snapshot().status.ranks.len();
     let request = UserRequest::Profile { name: name.clone(), steps };
     let possible = served.ask(|answer| JobInput::Request { request, answer }).await?;
     possible.map_err(Status::failed_precondition)?;
@@ -41,6 +42,12 @@ pub(crate) async fn record(
             Ok((Arc::new(store), files))
         })
         .await?;
+        if files.len() != ranks {
+            let (found, store) = (files.len(), store.location());
+            return Err(Status::data_loss(format!(
+                "{found} parts of {ranks} ranks are in {store}: is checkpoint.dir the same folder on all machines?"
+            )));
+        }
         let parts = (0_u32..).zip(files).map(Ok::<_, Status>);
         let sent = stream::iter(parts).and_then(move |(part, file)| {
             let store = Arc::clone(&store);

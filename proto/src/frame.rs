@@ -173,6 +173,7 @@ mod tests {
             RankReport::SaveFailed(SaveProblem {
                 message: "full".to_owned(),
                 fence: Some(Generation(2)),
+                exists: true,
             }),
             RankReport::SavedLocally { step: Step(2), seconds: AWKWARD },
             RankReport::LocalSaveFailed { message: "full".to_owned() },

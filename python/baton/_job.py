@@ -203,7 +203,7 @@ class Job:
         self._call("checkpoint", "now")
 
     def profile(self, steps: int = 5, out: str | os.PathLike[str] = "profile.json") -> dict[str, Any]:
-        """Records the next steps of all ranks, 1 to 1000, into the file `out`, a trace for https://ui.perfetto.dev.
+        """Records the next steps of all ranks, 1 to 50, into the file `out`, a trace for https://ui.perfetto.dev.
 
         Returns once they are made: where the time of each rank's steps went, as `baton profile --json` prints it. An
         older profile in `out` is replaced.

@@ -67,20 +67,23 @@ def check(trace: Path) -> None:
     print(f"{trace.name}: {RANKS} ranks, {STEPS} steps, {ops[0]['count']} operations of PyTorch")
 
 
-def step_times(run_dir: Path, profiled: bool) -> float:
-    """Seconds per step of rank 0 over many steps, recorded or not."""
-    begin = latest(run_dir)
-    if profiled:
-        out = run_dir / "measured.json"
-        run("profile", "--steps", str(MEASURED_STEPS), "--out", str(out), "--json", run_dir=run_dir)
-        shares = json.loads(out.read_text())
-        steps = [event for event in shares["traceEvents"] if event["name"] == "step" and event["pid"] == 0]
-        return statistics.median(event["dur"] / 1e6 for event in steps)
-    while latest(run_dir) < begin + MEASURED_STEPS:
-        time.sleep(0.2)
-    points = run("metrics", "--json", run_dir=run_dir).splitlines()[-MEASURED_STEPS:]
-    times = [json.loads(point)["unix_millis"] for point in points if "step" in json.loads(point)]
-    return statistics.median(b - a for a, b in itertools.pairwise(times)) / 1e3
+def step_times(run_dir: Path, seconds: float) -> tuple[float, float]:
+    """Median seconds from one step to the next, before and while they are recorded; a step takes about `seconds`."""
+    # Nothing else runs meanwhile.
+    time.sleep(1.2 * MEASURED_STEPS * seconds)
+    out = run_dir / "measured.json"
+    run("profile", "--steps", str(MEASURED_STEPS), "--out", str(out), "--json", run_dir=run_dir)
+    info = json.loads(out.read_text())["baton"][0]
+    points = map(json.loads, run("metrics", "--json", run_dir=run_dir).splitlines())
+    made = {point["step"]["step"]: point["unix_millis"] / 1e3 for point in points if point["step"]}
+
+    def median(steps: range) -> float:
+        times = [made[step] for step in steps if step in made]
+        assert len(times) > MEASURED_STEPS / 2, "the history lacks steps"
+        return statistics.median(b - a for a, b in itertools.pairwise(times))
+
+    first, last = info["first_step"], info["last_step"]
+    return median(range(first - MEASURED_STEPS, first)), median(range(first, last + 1))
 
 
 def latest(run_dir: Path) -> int:
@@ -105,7 +108,9 @@ def main() -> None:
             out = Path(folder) / "profile.json"
             print(run("profile", "--steps", str(STEPS), "--out", str(out), run_dir=run_dir), end="")
             check(out)
-            pairs = [(step_times(run_dir, False), step_times(run_dir, True)) for _ in range(ROUNDS)]
+            events = json.loads(out.read_text())["traceEvents"]
+            seconds = statistics.median(event["dur"] / 1e6 for event in events if event["name"] == "step")
+            pairs = [step_times(run_dir, seconds) for _ in range(ROUNDS)]
         finally:
             job.terminate()
             job.wait()

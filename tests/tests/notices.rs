@@ -5,7 +5,8 @@
 #[path = "../../crates/imds/tests/service/mod.rs"]
 mod service;
 
-use baton_job::exit;
+use baton_checkpoint::Store;
+use baton_job::{Generation, exit};
 use baton_proto::v1::watch_events_response::Kind;
 use baton_tests::{Cluster, announce_end, in_time, terminate};
 use service::{Service, Tokens};
@@ -166,4 +167,76 @@ async fn a_drain_file_saves_and_stops_and_is_deleted_afterwards() {
     assert_eq!(coordinator.code(), Some(i32::from(exit::DRAINED)));
     assert!(cluster.log("coordinator").contains("please-stop"), "{}", cluster.log("coordinator"));
     assert!(!file.exists());
+}
+
+/// Uses the job's store, whose calls block.
+fn in_store<T: Send>(cluster: &Cluster, work: impl FnOnce(Store) -> T + Send) -> T {
+    let folder = cluster.run_dir().join("checkpoints");
+    let opened = || work(Store::open_existing(folder.to_str().unwrap()).unwrap());
+    std::thread::scope(|scope| scope.spawn(opened).join().unwrap())
+}
+
+/// A job that evaluates and does not save.
+fn unsaved() -> Cluster {
+    Cluster::endless().set("checkpoint.every_epochs=0").set("evaluation.every_epochs=3")
+}
+
+/// Ends the only node that has the state, with a notice, while there is no coordinator; then continues the job.
+async fn leaves_and_continues(mut cluster: Cluster, step: u64) {
+    baton_tests::terminate(cluster.agent_pid(0));
+    let ended = cluster.agent_ends(0).await;
+    assert_eq!(ended.code(), Some(i32::from(exit::DRAINED)), "{}", cluster.log("agent"));
+    let saved = in_store(&cluster, |store| store.list().unwrap().remove(0));
+    assert!(saved.state.manifest().is_some(), "{saved:?}");
+    assert!(saved.id.step.0 >= step && saved.id.generation.0 == 2, "{saved:?}");
+
+    let mut cluster = cluster.set("checkpoint.every_epochs=1");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    cluster.end().await;
+    cluster.assert_undisturbed_bits().await;
+}
+
+#[tokio::test]
+async fn a_notice_saves_although_the_coordinator_was_lost_when_it_had_claimed_the_next_generation()
+{
+    let mut cluster = unsaved().set("cluster.min_ranks=1");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 1);
+    let mut events = cluster.events().await;
+    let evaluated = events.next_of(Kind::Evaluated).await;
+    // The claim of the generation with a second node lasts until the coordinator is lost.
+    let fences = cluster.run_dir().join("checkpoints/fences");
+    let aside = cluster.run_dir().join("fences");
+    std::fs::rename(&fences, &aside).unwrap();
+    std::fs::write(&fences, "in the way").unwrap();
+    cluster.start_agent("late", 1);
+    events.next_of(Kind::StoreUnavailable).await;
+    cluster.kill_coordinator().await;
+    cluster.kill_agent(1).await;
+    std::fs::remove_file(&fences).unwrap();
+    std::fs::rename(&aside, &fences).unwrap();
+    in_store(&cluster, |store| {
+        let claimant = store.claimant(Generation(1)).unwrap().unwrap();
+        store.claim(Generation(2), &claimant).unwrap();
+    });
+
+    leaves_and_continues(cluster, evaluated.step.unwrap()).await;
+}
+
+#[tokio::test]
+async fn a_notice_saves_although_the_coordinator_was_lost_before_all_ranks_of_a_generation_were_ready()
+ {
+    let mut cluster = unsaved().set("cluster.min_ranks=1");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 1);
+    let mut events = cluster.events().await;
+    let evaluated = events.next_of(Kind::Evaluated).await;
+    cluster.start_agent("late", 1);
+    events.next_of(Kind::GenerationOpened).await;
+    baton_tests::stop(cluster.agent_pid(1));
+    cluster.kill_coordinator().await;
+    cluster.kill_agent(1).await;
+
+    leaves_and_continues(cluster, evaluated.step.unwrap()).await;
 }

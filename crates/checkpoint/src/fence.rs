@@ -16,6 +16,16 @@
 //! each removal; if it read the fence a moment too early, it still removes one checkpoint that retention does not
 //! keep, which is never the newest good checkpoint that it has listed.
 //!
+//! There is one exception, for the last save of ranks whose agents are not connected to a coordinator. If that was lost
+//! after it had claimed the next generation, and before the ranks learned it, nobody else has their state. All of them
+//! together then commit as that generation (`baton_trainer`, `checkpointing.rs`). What they commit has the bits that it would
+//! have: only a rollback or another recipe makes others. Another recipe is another job, which is not the claimant. A rollback
+//! needs that all ranks of the generation have diverged, and then they no longer train or save; a rank that has lost the
+//! others does not know that, so it commits only as its own generation. Should somebody have opened the next generation after
+//! all, both may commit the same step; only one succeeds, with the same bits. With `precision.determinism = "fast"` the bits
+//! may differ. Then a shard that both have written under one name may not be that of the manifest: such a checkpoint counts as
+//! damaged, and training continues from the one before it.
+//!
 //! The content of a fence is the [`Claimant`] of its generation, for people and for coordinators of other jobs; the
 //! proof does not need it.
 //!

@@ -108,7 +108,7 @@ impl TraceEvent {
 /// The trace of all ranks.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct MergedProfile {
-    /// By how much each node's clock is ahead of the first rank's, microseconds.
+    /// By how much each node's clock is ahead of the first rank's, microseconds; of nodes with an all-reduce in common with it.
     pub clock_offsets: BTreeMap<String, f64>,
     /// What each rank's profile is of.
     pub baton: Vec<ProfileInfo>,
@@ -196,9 +196,9 @@ impl RankProfile {
         self.spans(STEP_SPAN).filter_map(ends_in).collect()
     }
 
-    /// By how much this rank's clock is ahead of that of `first`, microseconds: the median over their all-reduces; 0 if
-    /// they have none in common.
-    fn clock_offset(&self, first: &Self) -> f64 {
+    /// By how much this rank's clock is ahead of that of `first`, microseconds: the median over their all-reduces, if they
+    /// have any in common.
+    fn clock_offset(&self, first: &Self) -> Option<f64> {
         let theirs = first.all_reduce_ends();
         let mut differences: Vec<f64> = Vec::new();
         for (step, ends) in self.all_reduce_ends() {
@@ -207,7 +207,7 @@ impl RankProfile {
             differences.extend(pairs.map(|(mine, theirs)| mine - theirs));
         }
         differences.sort_unstable_by(f64::total_cmp);
-        differences.get(differences.len() / 2).copied().unwrap_or(0.0)
+        differences.get(differences.len() / 2).copied()
     }
 }
 
@@ -236,8 +236,12 @@ pub fn merge(profiles: Vec<RankProfile>) -> MergedProfile {
     if let Some(first) = profiles.first() {
         clock_offsets.insert(first.baton.node.clone(), 0.0);
         for other in &profiles {
-            let node = other.baton.node.clone();
-            clock_offsets.entry(node).or_insert_with(|| other.clock_offset(first));
+            let node = &other.baton.node;
+            if !clock_offsets.contains_key(node)
+                && let Some(offset) = other.clock_offset(first)
+            {
+                clock_offsets.insert(node.clone(), offset);
+            }
         }
     }
     let start = |profile: &RankProfile| {

@@ -527,11 +527,17 @@ impl Coordinator {
                      authority of the coordinator's --tls-client-ca has issued and that is still valid"
                 ))
             }
-            Code::FailedPrecondition | Code::OutOfRange => failed(status.message()),
+            Code::FailedPrecondition | Code::OutOfRange | Code::Aborted | Code::DataLoss => {
+                failed(status.message())
+            }
             Code::InvalidArgument => bad_input(status.message()),
             Code::Unauthenticated | Code::PermissionDenied => {
                 bad_input(format!("{url} ({source}): {}", status.message()))
             }
+            Code::Unavailable if self.store.is_some() => failed(format!(
+                "no coordinator answers at {url} ({source}): a node of the job may be taking over, so try again in some \
+                 seconds; if none answers then, start the job with `baton up RECIPE`"
+            )),
             Code::Unavailable => failed(format!(
                 "no coordinator answers at {url} ({source}): start a job with `baton up RECIPE`, or give \
                  the coordinator with --coordinator URL or --run-dir DIR"

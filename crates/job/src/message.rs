@@ -600,17 +600,19 @@ pub enum RankReport {
 }
 
 /// Why a save failed.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SaveProblem {
     /// One line: what, where, what to do.
     pub message: String,
     /// The newer generation that has claimed the checkpoint store, if that is the reason.
     pub fence: Option<Generation>,
+    /// Whether a checkpoint of this generation and step is committed already.
+    pub exists: bool,
 }
 
 impl From<String> for SaveProblem {
     fn from(message: String) -> Self {
-        Self { message, fence: None }
+        Self { message, ..Self::default() }
     }
 }
 
@@ -848,6 +850,13 @@ pub enum RankCommand {
     Checkpoint {
         /// The generation.
         generation: Generation,
+    },
+    /// The agent has lost its coordinator, or has one again.
+    Alone {
+        /// The generation.
+        generation: Generation,
+        /// Whether it has none.
+        alone: bool,
     },
     /// Record the next steps.
     Profile {

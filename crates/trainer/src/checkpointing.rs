@@ -12,7 +12,8 @@ use baton_job::{
 };
 
 use crate::{
-    Error, GenerationContext, Learner, Trainer, controls::Votes, local_saves::LOCAL_TIMEOUT,
+    Error, GenerationContext, Learner, Trainer, agree::gather, controls::Votes,
+    local_saves::LOCAL_TIMEOUT,
 };
 
 /// Time between two looks at a local checkpoint that is being written.
@@ -33,6 +34,7 @@ impl<L: Learner> Trainer<L> {
         votes: Votes,
         context: &mut GenerationContext<'_>,
     ) -> Result<(), Error> {
+        self.saver.continue_removal(&self.job.store);
         if !votes.writing
             && let Some(written) = self.saver.advance(&self.job, context.collective)?
         {
@@ -95,7 +97,8 @@ impl<L: Learner> Trainer<L> {
         let progress = &mut self.position.progress;
         // A failed attempt counts as saved too; otherwise a full disk would cause endless attempts.
         progress.saved = Some(progress.step);
-        let id = SaveId { generation: context.generation, step: progress.step };
+        let generation = self.saves_as.unwrap_or(context.generation);
+        let id = SaveId { generation, step: progress.step };
         let (learner, restore) = (&mut self.learner, context.restore);
         self.saver.start(learner, progress, id, restore, &self.job, &*context.collective);
     }
@@ -136,10 +139,58 @@ impl<L: Learner> Trainer<L> {
 
     fn begin_adding_evaluation(&mut self, context: &GenerationContext<'_>) {
         if let Some(durable) = self.position.durable {
-            let (generation, restore) = (context.generation, context.restore);
+            let generation = self.saves_as.unwrap_or(context.generation);
+            let restore = context.restore;
             let rank = context.collective.rank();
             self.saver.add_evaluation(durable, (generation, restore), &self.job, rank);
         }
+    }
+
+    /// Whether the ranks may save their last state as the generation after theirs, although it has been claimed: the job's
+    /// coordinator has claimed it, and was lost before the ranks learned it. `baton_checkpoint`'s module `fence` explains why that
+    /// is safe.
+    pub(crate) fn may_save_as_next(
+        &self,
+        problem: &SaveProblem,
+        context: &mut GenerationContext<'_>,
+    ) -> Result<bool, Error> {
+        let next = context.generation.next();
+        if problem.fence != Some(next) {
+            return Ok(false);
+        }
+        let is_of_job = || {
+            let claimant = self.job.store.claimant(next).ok().flatten();
+            claimant.is_some_and(|claimant| claimant.job == self.job.id)
+        };
+        // The others of a lone rank may have diverged, and then the next generation is a rollback.
+        let mine = context.controls.is_alone()
+            && !context.controls.is_lone()
+            && (context.collective.rank() != Rank(0) || is_of_job());
+        let all: Vec<bool> = gather(context.collective, &mine)?;
+        Ok(all.into_iter().all(|may| may))
+    }
+
+    /// Whether other ranks, which had no coordinator or save alone, have committed the checkpoint of this state: it has the
+    /// same bits.
+    fn is_saved_by_others(
+        &mut self,
+        problem: &SaveProblem,
+        context: &mut GenerationContext<'_>,
+    ) -> Result<bool, Error> {
+        // It is the same on all ranks.
+        if !problem.exists {
+            return Ok(false);
+        }
+        let generation = self.saves_as.unwrap_or(context.generation);
+        let id = SaveId { generation, step: self.position.progress.step };
+        let found = (context.collective.rank() == Rank(0)).then(|| {
+            let manifest = self.job.store.manifest(&id.name()).ok();
+            manifest.filter(|manifest| manifest.job == self.job.id).map(|it| it.to_commit())
+        });
+        let all: Vec<Option<Commit>> = gather(context.collective, &found.flatten())?;
+        let Some(commit) = all.into_iter().next().flatten() else { return Ok(false) };
+        let _ = self.note_written(Ok(commit), context);
+        Ok(true)
     }
 
     fn note_written(
@@ -151,6 +202,9 @@ impl<L: Learner> Trainer<L> {
             self.position.durable =
                 Some(SaveId { generation: commit.generation, step: commit.step });
             self.begin_adding_evaluation(context);
+        }
+        if let Err(problem) = &written {
+            tracing::warn!("no checkpoint: {}", problem.message);
         }
         if context.collective.rank() == Rank(0) {
             (context.report)(match &written {
@@ -193,6 +247,12 @@ impl<L: Learner> Trainer<L> {
         if self.position.durable_step() == Some(step) {
             return Ok(());
         }
+        // Another rank of this machine that saves alone may have been first.
+        let is_lone = context.controls.is_lone();
+        let exists = SaveProblem { exists: true, ..SaveProblem::default() };
+        if is_lone && self.is_saved_by_others(&exists, context)? {
+            return Ok(());
+        }
         let [.., longest] = self.last_save_pauses;
         let mut pauses = self.last_save_pauses.into_iter();
         let mut is_first = true;
@@ -207,8 +267,13 @@ impl<L: Learner> Trainer<L> {
                 self.save_locally(context);
             }
             self.wait_for_local(context);
-            if self.finish_writing(context)?.is_ok() {
+            let Err(problem) = self.finish_writing(context)? else { return Ok(()) };
+            if self.is_saved_by_others(&problem, context)? {
                 return Ok(());
+            }
+            if self.saves_as.is_none() && self.may_save_as_next(&problem, context)? {
+                self.saves_as = Some(context.generation.next());
+                continue;
             }
             thread::sleep(pauses.next().unwrap_or(longest));
         }

@@ -20,6 +20,8 @@ pub struct Controls {
     reason: Mutex<String>,
     pause: Mutex<bool>,
     profile: Mutex<Option<ProfileRequest>>,
+    alone: AtomicBool,
+    lone: AtomicBool,
     /// Notified when a request changes; a paused step loop waits on it.
     changed: Condvar,
     activity: SharedActivity,
@@ -105,6 +107,33 @@ impl Controls {
         }
         self.stop.store(true, Ordering::Release);
         self.changed.notify_all();
+    }
+
+    /// Sets whether the agent has lost its coordinator.
+    pub fn set_alone(&self, alone: bool) {
+        self.alone.store(alone, Ordering::Release);
+    }
+
+    /// Whether the agent has lost its coordinator.
+    #[must_use]
+    pub fn is_alone(&self) -> bool {
+        self.alone.load(Ordering::Acquire)
+    }
+
+    /// Sets that this rank saves without the others of its generation.
+    pub fn set_lone(&self) {
+        self.lone.store(true, Ordering::Release);
+    }
+
+    /// Whether this rank saves without the others of its generation.
+    pub(crate) fn is_lone(&self) -> bool {
+        self.lone.load(Ordering::Acquire)
+    }
+
+    /// Whether training is to be saved and stopped.
+    #[must_use]
+    pub fn stops(&self) -> bool {
+        self.stop.load(Ordering::Acquire)
     }
 
     /// Requests a profile of the next steps. No vote is needed: it changes nothing.

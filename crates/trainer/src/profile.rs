@@ -11,12 +11,12 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
-    time::{Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use baton_checkpoint::{
     Store,
-    profile::{ProfileInfo, RankProfile, TraceEvent},
+    profile::{ALL_REDUCE_SPAN, ProfileInfo, RankProfile, TraceEvent},
 };
 use baton_job::{
     Rank,
@@ -38,13 +38,17 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-use crate::{Controls, Learner};
+use crate::{Controls, Learner, learner};
 
 /// Target of the spans that are recorded.
 pub use baton_data::PROFILE_TARGET as TARGET;
 
 /// Most spans of a profile; more would make a file that no browser opens.
 const MAX_SPANS: usize = 500_000;
+
+/// Longest wait for a profile at the end of a job, and time between two looks at it.
+const LAST_WRITE_TIMEOUT: Duration = Duration::from_secs(2);
+const WRITE_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 static IS_RECORDING: AtomicBool = AtomicBool::new(false);
 static RECORDING: Mutex<Option<Recording>> = Mutex::new(None);
@@ -55,8 +59,10 @@ struct Recording {
     began: Instant,
     began_unix_nanos: u64,
     spans: Vec<RecordedSpan>,
-    /// Numbers of threads and streams by their names. Threads of one name that follow each other are one.
-    tracks: BTreeMap<String, u64>,
+    /// Names of threads and streams by their numbers.
+    tracks: BTreeMap<u64, String>,
+    /// Number under which the threads of all-reduces are shown: each step has a new one.
+    all_reduce_track: Option<u64>,
     left_out: u64,
 }
 
@@ -85,15 +91,14 @@ impl Recording {
             start_unix_nanos.cast_signed().wrapping_sub(self.began_unix_nanos.cast_signed());
         let (category, thread) = match place {
             SpanPlace::Thread(thread) => {
-                if !self.tracks.values().any(|named| *named == thread) {
-                    self.tracks.insert(format!("libtorch's thread {thread}"), thread);
-                }
+                self.tracks.entry(thread).or_insert_with(|| "thread of libtorch".to_owned());
                 ("op", thread)
             }
             SpanPlace::Stream { device, stream } => {
                 // Numbers that no thread has.
                 let thread = (1 << 32) + (u64::from(device) << 16) + stream;
-                self.tracks.insert(format!("GPU {device}, stream {stream}"), thread);
+                let name = || format!("GPU {device}, stream {stream}");
+                self.tracks.entry(thread).or_insert_with(name);
                 ("device", thread)
             }
         };
@@ -102,7 +107,7 @@ impl Recording {
 
     fn into_profile(self, baton: ProfileInfo) -> RankProfile {
         let pid = u64::from(baton.rank.0);
-        let names = self.tracks.iter().map(|(name, tid)| TraceEvent::thread_name(pid, *tid, name));
+        let names = self.tracks.iter().map(|(tid, name)| TraceEvent::thread_name(pid, *tid, name));
         let spans = self.spans.into_iter().map(|span| TraceEvent {
             name: span.name,
             ph: "X".to_owned(),
@@ -131,6 +136,7 @@ fn start() {
         began_unix_nanos: u64::try_from(since_epoch.as_nanos()).unwrap_or(u64::MAX),
         spans: Vec::new(),
         tracks: BTreeMap::new(),
+        all_reduce_track: None,
         left_out: 0,
     });
     IS_RECORDING.store(true, Ordering::Release);
@@ -196,7 +202,11 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for SpanLayer {
             return;
         };
         let name = thread::current().name().unwrap_or("unnamed thread").to_owned();
-        let thread = *recording.tracks.entry(name).or_insert_with(own_thread);
+        let thread = match name == ALL_REDUCE_SPAN {
+            true => *recording.all_reduce_track.get_or_insert_with(own_thread),
+            false => own_thread(),
+        };
+        recording.tracks.entry(thread).or_insert(name);
         let start = i64::try_from((began - recording.began).as_nanos()).unwrap_or(i64::MAX);
         let nanos = u64::try_from((ended - began).as_nanos()).unwrap_or(u64::MAX);
         let name = span.name().to_owned();
@@ -261,29 +271,72 @@ pub enum SpanPlace {
 #[derive(Debug, Default)]
 pub(crate) struct Profiling {
     current: Option<CurrentProfile>,
-    writing: Option<(String, JoinHandle<Option<String>>)>,
+    /// Its name, and the thread that writes it, which returns a problem; or why there is none.
+    writing: Option<(String, Result<JoinHandle<Option<String>>, String>)>,
 }
 
 #[derive(Debug)]
 struct CurrentProfile {
     request: ProfileRequest,
     made: u32,
+    /// Whether the device's operations are recorded at the moment.
+    records_device: bool,
+    operations: Vec<DeviceSpan>,
     problem: Option<String>,
+}
+
+impl CurrentProfile {
+    fn begin_device(&mut self, learner: &mut impl Learner) {
+        match learner.begin_profile() {
+            Ok(()) => self.records_device = true,
+            Err(error) => self.note(&error),
+        }
+    }
+
+    fn end_device(&mut self, learner: &mut impl Learner) {
+        if mem::take(&mut self.records_device) {
+            match learner.end_profile() {
+                Ok(operations) => self.operations.extend(operations),
+                Err(error) => self.note(&error),
+            }
+        }
+    }
+
+    fn note(&mut self, error: &learner::Error) {
+        let text = || format!("it lacks operations of the device: {error}");
+        self.problem.get_or_insert_with(text);
+    }
 }
 
 impl Profiling {
     /// Begins to record before a step if that was requested.
     pub(crate) fn before_step(&mut self, learner: &mut impl Learner, controls: &Controls) {
-        if self.current.is_some() {
-            return;
+        if self.current.is_none()
+            && let Some(request) = controls.take_profile()
+        {
+            start();
+            let (operations, problem) = (Vec::new(), None);
+            self.current = Some(CurrentProfile {
+                request,
+                made: 0,
+                records_device: false,
+                operations,
+                problem,
+            });
         }
-        let Some(request) = controls.take_profile() else { return };
-        start();
-        let problem = learner
-            .begin_profile()
-            .err()
-            .map(|error| format!("it lacks the operations of the device: {error}"));
-        self.current = Some(CurrentProfile { request, made: 0, problem });
+        if let Some(current) = &mut self.current
+            && !current.records_device
+            && current.problem.is_none()
+        {
+            current.begin_device(learner);
+        }
+    }
+
+    /// Leaves out the device's operations until the next step: an evaluation may have millions.
+    pub(crate) fn before_evaluation(&mut self, learner: &mut impl Learner) {
+        if let Some(current) = &mut self.current {
+            current.end_device(learner);
+        }
     }
 
     /// Ends the recording after its last step, which is `step`, and begins to write it.
@@ -298,16 +351,12 @@ impl Profiling {
         if current.made < current.request.steps {
             return;
         }
-        let Some(CurrentProfile { request, made, mut problem }) = self.current.take() else {
+        current.end_device(learner);
+        let Some(CurrentProfile { request, made, operations, problem, .. }) = self.current.take()
+        else {
             return;
         };
-        let Some(mut recording) = stop() else { return };
-        match learner.end_profile() {
-            Ok(spans) => spans.into_iter().for_each(|span| recording.add_of_device(span)),
-            Err(error) => {
-                problem.get_or_insert(format!("it lacks the operations of the device: {error}"));
-            }
-        }
+        let recording = stop();
         let info = ProfileInfo {
             rank,
             node: request.node.to_string(),
@@ -318,37 +367,46 @@ impl Profiling {
         };
         let (store, name) = (Arc::clone(store), request.name.clone());
         let write = move || {
+            let Some(mut recording) = recording else {
+                return Some("its recording was ended by another; this is a bug".to_owned());
+            };
+            operations.into_iter().for_each(|operation| recording.add_of_device(operation));
             let profile = recording.into_profile(info);
             store.write_profile(&request.name, &profile).err().map(|error| error.to_string())
         };
-        match thread::Builder::new().name("profile".to_owned()).spawn(write) {
-            Ok(thread) => self.writing = Some((name, thread)),
-            Err(error) => tracing::warn!("a profile is not written: {error}"),
-        }
+        let thread = thread::Builder::new().name("profile".to_owned()).spawn(write);
+        let thread = thread.map_err(|error| format!("cannot start a thread: {error}"));
+        self.writing = Some((name, thread));
     }
 
     /// Reports the profile once it is written.
     pub(crate) fn collect(&mut self, report: &mut dyn FnMut(RankReport)) {
-        if self.writing.as_ref().is_some_and(|(_, thread)| thread.is_finished()) {
-            self.finish(report);
-        }
+        let is_ended = |thread: &JoinHandle<_>| thread.is_finished();
+        let ended = self.writing.take_if(|(_, thread)| thread.as_ref().map_or(true, is_ended));
+        let Some((name, thread)) = ended else { return };
+        let panicked = |_| Some("the thread that writes it panicked; this is a bug".to_owned());
+        let problem = match thread {
+            Ok(thread) => thread.join().unwrap_or_else(panicked),
+            Err(problem) => Some(problem),
+        };
+        report(RankReport::Profiled { name, problem });
     }
 
-    /// Waits until the profile is written, if one is being written, and reports it.
+    /// Waits until the profile is written, if one is being written, and reports it; not for ever: the job is over.
     pub(crate) fn finish(&mut self, report: &mut dyn FnMut(RankReport)) {
-        let Some((name, thread)) = self.writing.take() else { return };
-        let problem = thread.join().unwrap_or_else(|_| {
-            Some("the thread that writes it panicked; this is a bug".to_owned())
-        });
-        report(RankReport::Profiled { name, problem });
+        let began = Instant::now();
+        while self.writing.is_some() && began.elapsed() < LAST_WRITE_TIMEOUT {
+            self.collect(report);
+            thread::sleep(WRITE_POLL_INTERVAL);
+        }
     }
 
     /// Ends a recording that the generation did not complete.
     pub(crate) fn abandon(&mut self, learner: &mut impl Learner) {
         self.writing = None;
-        if mem::take(&mut self.current).is_some() {
+        if let Some(mut current) = self.current.take() {
             drop(stop());
-            drop(learner.end_profile());
+            current.end_device(learner);
         }
     }
 }

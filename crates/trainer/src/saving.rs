@@ -145,7 +145,8 @@ impl Saver {
         let stall = started.elapsed();
         let store = Arc::clone(&job.store);
         // A removal would remove frozen regions to which no manifest refers yet.
-        let removal = self.removal.take_if(|_| is_due);
+        let has_frozen = matches!(&frozen, Ok(Some(copies)) if !copies.is_empty());
+        let removal = self.removal.take_if(|_| has_frozen);
         let shard = spawn(move || {
             if removal.map(JoinHandle::join).is_some_and(|ended| ended.is_err()) {
                 tracing::warn!("{REMOVAL_PANICKED}");
@@ -275,6 +276,7 @@ impl Saver {
             return;
         }
         self.next_removal = None;
+        self.join_removal();
         let store = Arc::clone(store);
         match spawn_named("removal", move || prune(&store, &retention)) {
             Ok(removal) => self.removal = Some(removal),
@@ -282,18 +284,30 @@ impl Saver {
         }
     }
 
-    /// Waits until the old checkpoints are removed.
-    pub(crate) fn finish_removal(&mut self, store: &Store) {
+    /// Starts the removal that is due after the last one, once that has ended.
+    pub(crate) fn continue_removal(&mut self, store: &Arc<Store>) {
+        if let Some(retention) = self.next_removal.take() {
+            self.remove_old(store, retention);
+        }
+    }
+
+    fn join_removal(&mut self) {
         if self.removal.take().map(JoinHandle::join).is_some_and(|ended| ended.is_err()) {
             tracing::warn!("{REMOVAL_PANICKED}");
         }
+    }
+
+    /// Waits until the old checkpoints are removed.
+    pub(crate) fn finish_removal(&mut self, store: &Store) {
+        self.join_removal();
         if let Some(retention) = self.next_removal.take() {
             prune(store, &retention);
         }
     }
 
     /// Removes old checkpoints before a rollback, those too that an interruption has left, and waits for it on all ranks: which
-    /// checkpoint training goes back to must not depend on how fast the store removes others.
+    /// checkpoint training goes back to must not depend on how fast the store removes others, as long as that takes less than
+    /// `cluster.collective_seconds`.
     pub(crate) fn remove_before_rollback(
         &mut self,
         (generation, restore): (Generation, &Restore),
@@ -335,7 +349,7 @@ impl Save {
     /// Removes what this rank has written of a save that failed, unless a newer generation decides about it. Other ranks
     /// may already try again, perhaps under the same name, so only its own file.
     fn discard(&self, store: &Store, problem: &SaveProblem, collective: &dyn Collective) {
-        if problem.fence.is_none() {
+        if problem.fence.is_none() && !problem.exists {
             store.discard_shard(self.id, collective.rank(), collective.world_size());
         }
     }
@@ -436,7 +450,8 @@ fn problem(error: baton_checkpoint::Error) -> SaveProblem {
         baton_checkpoint::Error::Fenced { fence, .. } => Some(fence),
         _ => None,
     };
-    SaveProblem { message: error.to_string(), fence }
+    let exists = matches!(error, baton_checkpoint::Error::Exists(_));
+    SaveProblem { message: error.to_string(), fence, exists }
 }
 
 /// A manifest that does not list its files yet.

@@ -104,6 +104,8 @@ pub struct Trainer<L: Learner> {
     pub(crate) last_save_pauses: [Duration; 4],
     pub(crate) loaders: LoaderWatch,
     profiling: Profiling,
+    /// The generation as which the last state is saved, if that is not the ranks' own.
+    pub(crate) saves_as: Option<Generation>,
 }
 
 impl<L: Learner> Trainer<L> {
@@ -124,6 +126,7 @@ impl<L: Learner> Trainer<L> {
             last_save_pauses: LAST_SAVE_PAUSES,
             loaders: LoaderWatch::default(),
             profiling: Profiling::default(),
+            saves_as: None,
         })
     }
 
@@ -145,6 +148,7 @@ impl<L: Learner> Trainer<L> {
     /// Anything else ends this rank.
     pub fn run(&mut self, context: &mut GenerationContext<'_>) -> Result<Outcome, Error> {
         self.saver.abandon();
+        self.saves_as = None;
         let activity = context.controls.activity();
         // The last generation may have ended during an evaluation.
         activity.evaluating(None);
@@ -317,6 +321,7 @@ impl<L: Learner> Trainer<L> {
         while votes.pause && !votes.stop {
             self.drive_checkpoint(votes, context)?;
             self.local.collect(Duration::ZERO, context.report);
+            self.profiling.collect(context.report);
             context.controls.activity().set(Activity::Paused);
             context.controls.wait_while_paused(PAUSE_POLL_INTERVAL);
             votes = self.vote(context)?;
@@ -470,6 +475,7 @@ impl<L: Learner> Trainer<L> {
         extent: Extent,
         failure: &mut Option<Error>,
     ) -> Result<Votes, Error> {
+        self.profiling.before_evaluation(&mut self.learner);
         let _span = trace_span!(target: profile::TARGET, "evaluate").entered();
         let (evaluated, votes) = self.evaluate_set(context, extent, failure)?;
         let Some(evaluation::Evaluated { raw, ema, texts }) = evaluated else {

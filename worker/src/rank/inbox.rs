@@ -38,6 +38,34 @@ pub(super) struct Meeting {
     pub(super) secret: MeshSecret,
 }
 
+impl InboxState {
+    /// Whether the node must leave and its agent is not connected to a coordinator, which would let the ranks save; true
+    /// once in a generation.
+    fn must_leave_alone(&mut self) -> bool {
+        let controls = self.assignment.as_ref().map(|assignment| &assignment.controls);
+        let must = controls.is_some_and(|controls| controls.stops() && controls.is_alone());
+        must && !std::mem::replace(&mut self.leaves_alone, true)
+    }
+}
+
+/// What follows for a rank that takes part in no generation.
+pub(super) enum Next {
+    /// A new generation.
+    Join(GenerationAssignment),
+    /// The node must leave, and no coordinator opens another generation.
+    Leave(GenerationAssignment),
+}
+
+/// What follows for a rank that is ready.
+pub(super) enum Begin {
+    /// It connects to the others.
+    Meet(Meeting),
+    /// A newer generation was announced.
+    Newer,
+    /// The node must leave, and its agent is not connected to a coordinator, which would begin this generation.
+    Never,
+}
+
 /// State of the [`Inbox`].
 #[derive(Default)]
 struct InboxState {
@@ -47,6 +75,8 @@ struct InboxState {
     taken: bool,
     /// Set once all ranks are ready.
     meeting: Option<Meeting>,
+    /// Whether the rank knows that it must leave alone.
+    leaves_alone: bool,
 }
 
 /// The newest assignment and its commands; shared by the reading thread and the main thread.
@@ -62,20 +92,25 @@ impl Inbox {
         Ok(inbox)
     }
 
-    /// Waits for a generation newer than the last one returned.
-    pub(super) fn next_assignment(&self) -> GenerationAssignment {
+    /// Waits for a generation newer than the last one returned, or until it is known that none will come.
+    pub(super) fn next(&self) -> Next {
         let mut state = self.0.0.lock();
         loop {
-            if let Some(assignment) = state.assignment.clone().filter(|_| !state.taken) {
-                state.taken = true;
-                return assignment;
+            if let Some(assignment) = state.assignment.clone() {
+                if !state.taken {
+                    state.taken = true;
+                    return Next::Join(assignment);
+                }
+                if state.must_leave_alone() {
+                    return Next::Leave(assignment);
+                }
             }
             self.0.1.wait(&mut state);
         }
     }
 
-    /// Waits until all ranks of `generation` are ready; `None` if a newer generation was announced first.
-    pub(super) fn wait_for_begin(&self, generation: Generation) -> Option<Meeting> {
+    /// Waits until all ranks of `generation` are ready, or it is known that they will not be.
+    pub(super) fn wait_for_begin(&self, generation: Generation) -> Begin {
         let mut state = self.0.0.lock();
         loop {
             let current = state
@@ -83,10 +118,13 @@ impl Inbox {
                 .as_ref()
                 .is_some_and(|assignment| assignment.generation == generation);
             if !current {
-                return None;
+                return Begin::Newer;
             }
             if let Some(meeting) = &state.meeting {
-                return Some(meeting.clone());
+                return Begin::Meet(meeting.clone());
+            }
+            if state.must_leave_alone() {
+                return Begin::Never;
             }
             self.0.1.wait(&mut state);
         }
@@ -125,7 +163,7 @@ impl Inbox {
                 controls.set_paused(paused);
                 let assignment =
                     GenerationAssignment { generation, rank, world_size, restore, abort, controls };
-                *state = InboxState { assignment: Some(assignment), taken: false, meeting: None };
+                *state = InboxState { assignment: Some(assignment), ..InboxState::default() };
             }
             RankCommand::Begin { generation, peers, secret } if current == Some(generation) => {
                 state.meeting = Some(Meeting { peers, secret });
@@ -138,6 +176,11 @@ impl Inbox {
             RankCommand::Checkpoint { generation } if current == Some(generation) => {
                 if let Some(assignment) = &state.assignment {
                     assignment.controls.request_save();
+                }
+            }
+            RankCommand::Alone { generation, alone } if current == Some(generation) => {
+                if let Some(assignment) = &state.assignment {
+                    assignment.controls.set_alone(alone);
                 }
             }
             RankCommand::Profile { generation, request } if current == Some(generation) => {

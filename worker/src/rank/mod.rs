@@ -6,7 +6,7 @@
 mod inbox;
 
 use std::{
-    fs::OpenOptions,
+    fs::{File, OpenOptions},
     os::{fd::AsFd, unix::net::UnixStream},
     path::Path,
     sync::{Arc, Mutex},
@@ -22,7 +22,7 @@ use baton_collectives::{
 };
 use baton_data::{CpuShare, InputType};
 use baton_job::{
-    Generation,
+    Generation, MeshSecret, Rank,
     exit::{self, Failure, bad_input, crash},
     gpu::visible::VISIBLE_DEVICES,
     ids::LocalRank,
@@ -46,7 +46,7 @@ use baton_trainer::{
 };
 use tracing::{info, warn};
 
-use self::inbox::{GenerationAssignment, Inbox, Meeting};
+use self::inbox::{Begin, GenerationAssignment, Inbox, Meeting, Next};
 use crate::{
     link::{self, FromRank, Setup, SlotAssignment, ToRank},
     logging,
@@ -239,13 +239,24 @@ impl RankProcess {
         let (samples, input_type) = (job.inputs.plan().samples, job.inputs.input_type().clone());
         let mut trainer = Trainer::new(job, build)?;
         self.sender.send(&FromRank::Warm);
+        // Whether the state must not be saved: a rollback would begin before it.
+        let mut has_diverged = false;
         loop {
-            let assignment = self.inbox.next_assignment();
+            let (assignment, alone) = match self.inbox.next() {
+                Next::Join(assignment) => (assignment, false),
+                Next::Leave(assignment) => (assignment, true),
+            };
+            if alone && (has_diverged || trainer.step().is_none()) {
+                info!("leaving without a save");
+                return Ok(());
+            }
+            has_diverged = false;
             let generation = assignment.generation;
-            match self.run_generation(&mut trainer, &assignment) {
+            match self.run_generation(&mut trainer, &assignment, alone) {
                 Ok(()) => return Ok(()),
                 Err(Error::Diverged(diagnosis)) => {
                     warn!(%generation, %diagnosis, "training diverged");
+                    has_diverged = true;
                     self.sender.report(generation, RankReport::Diverged(*diagnosis));
                 }
                 Err(error) if error.is_peer_loss() => {
@@ -295,22 +306,44 @@ impl RankProcess {
         Failure { message: format!("{}; {remedy}", failure.message), ..failure }
     }
 
-    /// Connects to the other ranks of a generation and trains with them.
+    /// Connects to the other ranks of a generation and trains with them; or, if the node must leave `alone`, saves the state
+    /// as the only rank of that generation.
     fn run_generation<L: Learner>(
         &self,
         trainer: &mut Trainer<L>,
         assignment: &GenerationAssignment,
+        alone: bool,
     ) -> Result<(), Error> {
-        let (generation, rank) = (assignment.generation, assignment.rank);
-        info!(%generation, %rank, world_size = assignment.world_size, "joining");
+        let generation = assignment.generation;
         let listener = self.listen(trainer.step().is_some())?;
-        let ready =
-            RankReport::Ready { address: listener.address().to_owned(), step: trainer.step() };
-        self.sender.report(generation, ready);
-        // `None`: a newer generation was announced first.
-        let Some(meeting) = self.inbox.wait_for_begin(generation) else {
-            return Err(baton_collectives::Error::Aborted { operation: "rendezvous" }.into());
+        let begin = if alone {
+            Begin::Never
+        } else {
+            let (rank, world_size) = (assignment.rank, assignment.world_size);
+            info!(%generation, %rank, world_size, "joining");
+            let address = listener.address().to_owned();
+            self.sender.report(generation, RankReport::Ready { address, step: trainer.step() });
+            self.inbox.wait_for_begin(generation)
         };
+        let mut turn = None;
+        let (rank, meeting) = match begin {
+            Begin::Meet(meeting) => (assignment.rank, meeting),
+            Begin::Newer => {
+                return Err(baton_collectives::Error::Aborted { operation: "rendezvous" }.into());
+            }
+            Begin::Never if trainer.step().is_none() => {
+                info!(%generation, "leaving without a save");
+                return Ok(());
+            }
+            Begin::Never => {
+                info!(%generation, "saving alone: this node must leave, and has no coordinator");
+                turn = self.turn_to_save_alone();
+                assignment.controls.set_lone();
+                let peers = vec![listener.address().to_owned()];
+                (Rank(0), Meeting { peers, secret: MeshSecret::new([0; MeshSecret::BYTES]) })
+            }
+        };
+        let assignment = &GenerationAssignment { rank, ..assignment.clone() };
         let mut collective = self.meet(listener, assignment, &meeting)?;
         self.sender.report(generation, RankReport::Met);
         let outcome = trainer.run(&mut GenerationContext {
@@ -320,8 +353,18 @@ impl RankProcess {
             controls: &assignment.controls,
             report: &mut |report| self.sender.report(generation, report),
         })?;
+        drop(turn);
         info!(%generation, %outcome, "done");
         Ok(())
+    }
+
+    /// Waits until no other rank of this machine saves alone: each has the whole state, and one checkpoint is enough. Without a
+    /// lock they save side by side, which needs more memory.
+    fn turn_to_save_alone(&self) -> Option<File> {
+        let path = std::env::temp_dir().join(format!("baton-{}.lock", self.setup.job.job_id));
+        let file = OpenOptions::new().create(true).truncate(false).write(true).open(path).ok()?;
+        file.lock().ok()?;
+        Some(file)
     }
 
     /// Listens for the other ranks. A rank with state keeps it and tries again in the next generation; another one ends,

@@ -1,6 +1,10 @@
 //! `baton profile`
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs::File,
+    io::Read as _,
+    path::{Path, PathBuf},
+};
 
 use baton_checkpoint::profile::{RankProfile, StepPart, StepShares, merge};
 use baton_job::exit::Failure;
@@ -29,8 +33,8 @@ aligned by the ends of their all-reduces. Training goes on, with the same bits."
 pub(crate) struct Args {
     #[command(flatten)]
     target: CoordinatorFlags,
-    /// Number of steps, 1 to 1000
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    /// Number of steps, 1 to 50
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=50))]
     steps: u32,
     /// The file to write; an older profile is replaced
     #[arg(long, value_name = "FILE", default_value = "profile.json")]
@@ -39,6 +43,9 @@ pub(crate) struct Args {
     #[arg(long)]
     json: bool,
 }
+
+/// The events of a profile begin before this many bytes.
+const PREFIX_BYTES: u64 = 1 << 20;
 
 /// What `--json` prints.
 #[derive(Debug, Serialize)]
@@ -68,9 +75,12 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
 /// Refuses to replace a file that is not a profile.
 fn check_out(out: &Path) -> Result<(), Failure> {
     refuse_special_file(out)?;
-    let Ok(existing) = std::fs::read(out) else { return Ok(()) };
-    match serde_json::from_slice::<serde_json::Value>(&existing) {
-        Ok(profile) if profile.get("traceEvents").is_some() => Ok(()),
+    let Ok(existing) = File::open(out) else { return Ok(()) };
+    let mut begin = Vec::new();
+    let read = existing.take(PREFIX_BYTES).read_to_end(&mut begin);
+    let is_profile = String::from_utf8_lossy(&begin).contains("\"traceEvents\"");
+    match read {
+        Ok(_) if is_profile => Ok(()),
         _ => Err(bad_input(format!(
             "{} exists and is not a profile: remove it, or give another path with --out",
             out.display()
@@ -93,7 +103,10 @@ fn write(parts: Vec<Vec<u8>>, out: &Path) -> Result<WrittenProfile, Failure> {
             let spans = human::count(info.left_out, "span");
             format!("{spans} left out, as there were too many: record fewer steps")
         });
-        let problem = info.problem.clone().or(left_out)?;
+        let unaligned = (!merged.clock_offsets.contains_key(&info.node)).then(|| {
+            "its clock could not be compared with that of rank 0: record more steps".to_owned()
+        });
+        let problem = info.problem.clone().or(left_out).or(unaligned)?;
         Some(format!("rank {}: {problem}", info.rank))
     });
     Ok(WrittenProfile { file: out.display().to_string(), ranks, problems: problems.collect() })

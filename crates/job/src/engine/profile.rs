@@ -8,8 +8,8 @@ use crate::{
     message::Directive,
 };
 
-/// Most steps of a profile: the file of each rank grows with them.
-pub const MAX_PROFILED_STEPS: u32 = 1_000;
+/// Most steps of a profile: libtorch's profiler keeps each operation in memory, thousands per step.
+pub const MAX_PROFILED_STEPS: u32 = 50;
 
 /// A profile that ranks are recording.
 #[derive(Clone, Debug)]

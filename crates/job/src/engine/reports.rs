@@ -99,7 +99,11 @@ impl Engine {
                 let text = job_event::describe_save_wait(step, behind, seconds);
                 self.note(now, JobEventKind::SaveWaits, text);
             }
-            RankReport::Stopping { step } => self.drain_advanced(now, step, DrainStage::Agreed),
+            RankReport::Stopping { step } => {
+                // Not every update is reported.
+                self.results.reached = self.results.reached.max(step);
+                self.drain_advanced(now, step, DrainStage::Agreed);
+            }
             RankReport::Copied { step } => self.drain_advanced(now, step, DrainStage::Copied),
             RankReport::SaveFailed(SaveProblem { fence: Some(fence), .. })
                 if self.is_opening(fence) =>
@@ -110,7 +114,7 @@ impl Engine {
                 );
                 self.note(now, JobEventKind::SaveFailed, text);
             }
-            RankReport::SaveFailed(SaveProblem { message, fence }) => {
+            RankReport::SaveFailed(SaveProblem { message, fence, .. }) => {
                 self.results.save_problem = Some(message.clone());
                 self.note(now, JobEventKind::SaveFailed, message.clone());
                 if let Some(fence) = fence {

@@ -104,7 +104,11 @@ impl Engine {
             return;
         }
         match (known.paused, is_paused) {
-            (true, false) if self.drain.is_none() => {
+            // A drain by a user ends a pause. The state must be newer than what the ranks know.
+            (true, false) if self.drain.as_ref().is_some_and(|drain| drain.by_user) => {
+                self.pauses.changes = known.number + 1;
+            }
+            (true, false) => {
                 self.begin_pause(now, "requested before the coordinator was lost".to_owned());
             }
             (false, true) => self.go_on(now),

@@ -1608,7 +1608,11 @@ fn the_status_says_that_only_the_last_save_is_left() {
 fn a_job_whose_store_another_coordinator_has_claimed_ends_for_good() {
     let assert_rejected = |fence| {
         let message = "a newer generation has claimed it".to_owned();
-        RankReport::SaveFailed(SaveProblem { message, fence: Some(Generation(fence)) })
+        RankReport::SaveFailed(SaveProblem {
+            message,
+            fence: Some(Generation(fence)),
+            exists: false,
+        })
     };
     let mut engine = training(&[1]);
     // A fence at the job's own generation does not count.

@@ -43,6 +43,9 @@ impl Session {
         self.retries = self.retries.saturating_add(1);
         let was_up = self.connection == ConnectionState::Up;
         self.connection = ConnectionState::Down { retry_at: now.after(pause) };
+        if was_up {
+            self.tell_ranks_whether_alone(true);
+        }
         if let Some(departure) = self.departure.as_ref().filter(|_| was_up) {
             // The coordinator cannot drain the ranks now.
             let reason = departure.reason.clone();
@@ -118,6 +121,7 @@ impl Session {
         }
         if self.stale_messages == stale_before {
             // Only now: a connection may be refused just after it was made, or nobody may read what is sent.
+            self.tell_ranks_whether_alone(false);
             (self.answered, self.retries, self.final_report_deadline) = (true, 0, None);
         }
     }
@@ -182,8 +186,13 @@ impl Session {
             return;
         };
         let command = assignment.join(paused);
+        let generation = assignment.generation;
         self.spawn(local_rank);
         self.actions.push(Action::SendToRank { local_rank, command });
+        if self.ranks_are_alone {
+            let command = RankCommand::Alone { generation, alone: true };
+            self.actions.push(Action::SendToRank { local_rank, command });
+        }
     }
 
     /// Starts processes in slots without a rank, so that they are ready when the node is needed.
@@ -246,6 +255,15 @@ impl Session {
                 let command = RankCommand::Begin { generation, peers, secret };
                 self.actions.push(Action::SendToRank { local_rank, command });
             }
+        }
+    }
+
+    /// Tells the ranks when the coordinator is lost and when there is one again.
+    fn tell_ranks_whether_alone(&mut self, alone: bool) {
+        if self.ranks_are_alone != alone {
+            self.ranks_are_alone = alone;
+            let generation = self.generation;
+            self.send_to_all(&RankCommand::Alone { generation, alone });
         }
     }
 

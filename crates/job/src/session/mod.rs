@@ -70,6 +70,8 @@ pub struct Session {
     connection: ConnectionState,
     /// Whether a directive has come over this connection.
     answered: bool,
+    /// Whether the ranks know that there is no coordinator.
+    ranks_are_alone: bool,
     retries: u32,
     generation: Generation,
     /// Whether training is paused until it is resumed.
@@ -113,6 +115,7 @@ impl Session {
             slots: (0..slots).map(|_| Slot::default()).collect(),
             connection: ConnectionState::Down { retry_at: Time(0) },
             answered: false,
+            ranks_are_alone: false,
             retries: 0,
             generation: Generation(0),
             pause: PauseState::default(),

@@ -161,7 +161,7 @@ fn commit() -> Commit {
 #[test]
 fn an_agent_connects_to_another_coordinator_at_once() {
     let mut session = training(1);
-    assert_eq!(session.handle(at(5.0), Event::Redirected), [Action::Connect]);
+    assert_eq!(session.handle(at(5.0), Event::Redirected), [alone(0, true), Action::Connect]);
     for second in 6..20 {
         session.handle(at(f64::from(second)), Event::Disconnected);
         session.handle(at(f64::from(second) + 0.9), Event::Tick);
@@ -849,7 +849,27 @@ fn departing_node_that_loses_its_coordinator_drains_by_itself() {
     let mut session = training(2);
     session.handle(at(10.0), shutdown_signal());
 
-    assert_eq!(session.handle(at(11.0), Event::Disconnected), [drain(0), drain(1)]);
+    let expected = [alone(0, true), alone(1, true), drain(0), drain(1)];
+    assert_eq!(session.handle(at(11.0), Event::Disconnected), expected);
+}
+
+fn alone(local: u32, alone: bool) -> Action {
+    send_to_rank(local, RankCommand::Alone { generation: Generation(1), alone })
+}
+
+#[test]
+fn ranks_learn_once_that_the_coordinator_is_lost_and_that_there_is_one_again() {
+    let mut session = training(1);
+    assert_eq!(session.handle(at(5.0), Event::Disconnected), [alone(0, true)]);
+    session.handle(at(6.0), Event::Tick);
+    // The connection ends before it was answered.
+    session.handle(at(6.1), Event::Connected);
+    assert_eq!(session.handle(at(6.2), Event::Disconnected), []);
+    session.handle(at(9.0), Event::Tick);
+    session.handle(at(9.1), Event::Connected);
+    let ack = || Event::Directive(Directive::HeartbeatAck { number: 0 });
+    assert_eq!(session.handle(at(9.2), ack()), [alone(0, false)]);
+    assert_eq!(session.handle(at(9.3), ack()), []);
 }
 
 fn interruption_notice(end: Option<f64>) -> Event {

@@ -228,6 +228,7 @@ impl Cluster {
             | RankCommand::Checkpoint { .. }
             | RankCommand::Pause { .. }
             | RankCommand::Profile { .. }
+            | RankCommand::Alone { .. }
             | RankCommand::Drain { .. } => {}
         }
     }

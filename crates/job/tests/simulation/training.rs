@@ -342,6 +342,7 @@ impl Cluster {
                 Err(_) => RankReport::SaveFailed(SaveProblem {
                     message: "a newer generation uses the store".to_owned(),
                     fence: Some(fence),
+                    exists: false,
                 }),
             },
         );

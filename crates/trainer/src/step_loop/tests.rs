@@ -1,5 +1,6 @@
 use std::path::Path;
 
+use baton_checkpoint::Claimant;
 use baton_data::{Batch, InputType};
 use baton_job::message::{Commit, Rollback, SaveProblem};
 use baton_recipe::{Epoch, guard::LossWatch, progress::Progress};
@@ -127,6 +128,24 @@ fn training_continues_while_a_checkpoint_is_written_and_none_is_skipped() {
     }
 }
 
+#[test]
+fn the_wait_for_a_slow_store_is_not_a_ranks_own_work() {
+    let saves = ["train.epochs=2", "checkpoint.every_steps=1", "checkpoint.keep_last=99"];
+    let mut trainer = trainer_on(slow_store(), &saves);
+    let controls = Controls::default();
+    let ended = trainer.run(&mut GenerationContext {
+        generation: Generation(1),
+        collective: &mut local::group(1, Duration::from_secs(60))[0],
+        restore: &Restore::default(),
+        controls: &controls,
+        report: &mut |_| {},
+    });
+    assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+    // Each step waits for the save of the one before.
+    let own = controls.activity().heartbeat().own_step_seconds;
+    assert!(own < 0.1, "{own}");
+}
+
 /// A store that removes slowly.
 fn slowly_removing_store() -> Store {
     let slow = ThrottleConfig {
@@ -179,6 +198,102 @@ fn training_does_not_wait_for_the_removal_of_old_checkpoints_but_the_end_of_the_
     assert_eq!(checkpoint_names(&store), ["step-0000000012-gen-000001"]);
 }
 
+fn claimant(job: JobId) -> Claimant {
+    Claimant {
+        owner: "lost".to_owned(),
+        job,
+        name: String::new(),
+        recipe: String::new(),
+        host: String::new(),
+        run_dir: String::new(),
+        not_before: None,
+    }
+}
+
+#[test]
+fn ranks_that_have_no_coordinator_save_last_as_the_generation_that_it_has_claimed() {
+    let store = Store::memory().unwrap();
+    store.claim(Generation(2), &claimant(JobId::default())).unwrap();
+    let mut trainer = trainer_on(store, &["checkpoint.every_epochs=0"]);
+    trainer.last_save_pauses = [Duration::from_millis(1); 4];
+    let controls = Controls::default();
+    let (mut failures, mut saved) = (0, Vec::new());
+    let ended = trainer.run(&mut GenerationContext {
+        generation: Generation(1),
+        collective: &mut local::group(1, Duration::from_secs(60))[0],
+        restore: &Restore::default(),
+        controls: &controls,
+        report: &mut |report| match report {
+            RankReport::SaveFailed(SaveProblem { fence, .. }) => {
+                assert_eq!(fence, Some(Generation(2)));
+                failures += 1;
+                // As long as there is a coordinator, it opens that generation with these ranks.
+                controls.set_alone(failures == 3);
+            }
+            RankReport::Saved(commit) => saved.push((commit.generation, commit.step)),
+            _ => {}
+        },
+    });
+    assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+    assert_eq!((failures, saved), (3, vec![(Generation(2), Step(4))]));
+}
+
+#[test]
+fn ranks_do_not_save_as_a_generation_of_another_job_or_one_further_on() {
+    let another = JobId("5f0c8d5e-0000-4000-8000-000000000000".parse().unwrap());
+    for (job, fence, may) in [
+        (JobId::default(), Generation(2), true),
+        (another, Generation(2), false),
+        (JobId::default(), Generation(3), false),
+    ] {
+        let store = Store::memory().unwrap();
+        store.claim(fence, &claimant(job)).unwrap();
+        let trainer = trainer_on(store, &[]);
+        let controls = Controls::default();
+        controls.set_alone(true);
+        let problem = SaveProblem { fence: Some(fence), ..SaveProblem::default() };
+        let context = &mut GenerationContext {
+            generation: Generation(1),
+            collective: &mut local::group(1, Duration::from_secs(60))[0],
+            restore: &Restore::default(),
+            controls: &controls,
+            report: &mut |_| {},
+        };
+        assert_eq!(trainer.may_save_as_next(&problem, context).unwrap(), may, "{job} {fence}");
+        controls.set_lone();
+        assert!(!trainer.may_save_as_next(&problem, context).unwrap(), "a lone rank");
+    }
+}
+
+/// A rank that leaves alone may have saved just before this one.
+#[test]
+fn a_last_state_that_another_rank_has_committed_is_saved() {
+    let store = Arc::new(Store::memory().unwrap());
+    let controls = Controls::default();
+    controls.request_stop("notice".to_owned());
+    let committed = [0; 2].map(|_| {
+        let (mut saved, mut failures) = (None, 0);
+        let mut trainer = trainer_on(Store::memory().unwrap(), &["checkpoint.every_epochs=0"]);
+        trainer.last_save_pauses = [Duration::from_millis(1); 4];
+        trainer.job.store = Arc::clone(&store);
+        let ended = trainer.run(&mut GenerationContext {
+            generation: Generation(1),
+            collective: &mut local::group(1, Duration::from_secs(60))[0],
+            restore: &Restore { not_before: Generation(2), ..Restore::default() },
+            controls: &controls,
+            report: &mut |report| match report {
+                RankReport::SaveFailed(_) => failures += 1,
+                RankReport::Saved(commit) => saved = Some(commit.name),
+                _ => {}
+            },
+        });
+        assert!(matches!(ended, Ok(Outcome::Drained { .. })), "{ended:?}");
+        (saved.unwrap(), failures)
+    });
+    let name = || "step-0000000000-gen-000001".to_owned();
+    assert_eq!(committed, [(name(), 0), (name(), 1)]);
+}
+
 #[test]
 fn failed_save_is_reported_and_a_later_one_succeeds() {
     let folder = tempfile::tempdir().unwrap();
@@ -192,7 +307,9 @@ fn failed_save_is_reported_and_a_later_one_succeeds() {
     let failed = index(|report| matches!(report, RankReport::SaveFailed(_))).unwrap();
     let saved = index(|report| matches!(report, RankReport::Saved(_))).unwrap();
     assert!(failed < saved, "{reports:?}");
-    let RankReport::SaveFailed(SaveProblem { message, fence: None }) = &reports[failed] else {
+    let RankReport::SaveFailed(SaveProblem { message, fence: None, exists: false }) =
+        &reports[failed]
+    else {
         panic!()
     };
     assert!(message.contains("step-0000000004-gen-000001"), "{message}");

@@ -165,7 +165,7 @@ fn a_change_of_nodes_that_is_no_longer_wanted_is_not_tried_again() {
 
 fn save_refused_by(fence: u64) -> RankReport {
     let fence = Some(Generation(fence));
-    RankReport::SaveFailed(SaveProblem { message: "fenced".to_owned(), fence })
+    RankReport::SaveFailed(SaveProblem { message: "fenced".to_owned(), fence, exists: false })
 }
 
 #[test]
@@ -565,6 +565,24 @@ fn a_request_to_this_coordinator_is_newer_than_the_pause_that_agents_know_of() {
 
     assert_eq!(engine.status().pause, None);
     let resumed = send(0, 7, Directive::Pause(PauseState { number: 6, paused: false }));
+    assert!(actions.contains(&resumed), "{actions:?}");
+}
+
+#[test]
+fn a_drain_by_a_user_ends_a_pause_that_only_agents_know_of() {
+    let mut engine = reattaching(&[1]);
+    engine.handle(at(1.0), Event::Drain { reason: "noon".to_owned() });
+    let pause = PauseState { number: 1, paused: true };
+    let running = running(1, &[(0, RankPhase::Training)]);
+    let job = Some(engine.origin().job);
+    let hello = Hello { pause, job, ..Hello::new(node(0), 1, running) };
+    let attached = Event::Attached { attachment: Attachment(7), hello };
+
+    let actions = engine.handle(at(3.0), attached);
+
+    // Otherwise ranks that join later would stay paused, and nobody could resume them.
+    assert_eq!(engine.status().pause, None);
+    let resumed = send(0, 7, Directive::Pause(PauseState { number: 2, paused: false }));
     assert!(actions.contains(&resumed), "{actions:?}");
 }
 
