@@ -8,7 +8,7 @@ use crate::{
     exit::{Failure, crash},
     ids::{Attachment, LocalRank, NodeId, Rank},
     mesh_secret::MeshSecret,
-    message::{AgentHeartbeat, Directive, Hello, RankPhase, RankReport},
+    message::{AgentHeartbeat, Directive, Hello, RankPhase, RankReport, RunningRanks},
     time::Time,
 };
 use std::time::Duration;
@@ -33,7 +33,12 @@ impl Engine {
             self.adopt_pause(now, pause);
         }
         let generation = self.lifecycle.generation;
-        let held = running.filter(|held| held.generation == generation);
+        // A copy of the journal may lack the last assignment of this generation.
+        let agrees = |held: &RunningRanks| {
+            let runs_here = |rank| self.lifecycle.world().is_none_or(|it| it.runs(&node, rank));
+            held.ranks.iter().all(|(rank, _)| runs_here(*rank))
+        };
+        let held = running.filter(|held| held.generation == generation && agrees(held));
         // A node without ranks in the generation ends its processes.
         let is_in_world = self.lifecycle.world().is_none_or(|world| world.includes(&node));
         let knows_ranks = held.is_some() && self.lifecycle.world().is_some();

@@ -841,6 +841,18 @@ fn a_rank_that_is_missing_after_a_reconnect_counts_as_dead() {
 }
 
 #[test]
+fn a_node_whose_ranks_are_not_those_of_the_journal_keeps_its_state() {
+    let mut engine = training(&[1, 1, 1]);
+    detach(&mut engine, at(10.0), 1);
+
+    // By the journal it has rank 1.
+    let phase = RankPhase::Ready { address: "1/1".to_owned(), step: Some(Step(9)) };
+    attach(&mut engine, at(10.1), 1, 1, running(1, &[(0, phase)]));
+
+    assert_eq!(engine.nodes[&node(1)].holders, [LocalRank(0)].into());
+}
+
+#[test]
 fn an_agent_that_restarted_without_its_ranks_causes_a_new_generation() {
     let mut engine = training(&[1, 1]);
 
