@@ -267,12 +267,15 @@ pub enum SpanPlace {
     },
 }
 
+/// The thread that writes a profile. It returns a problem, if there was one.
+type ProfileWriter = JoinHandle<Option<String>>;
+
 /// The profile that is being recorded or written.
 #[derive(Debug, Default)]
 pub(crate) struct Profiling {
     current: Option<CurrentProfile>,
-    /// Its name, and the thread that writes it, which returns a problem; or why there is none.
-    writing: Option<(String, Result<JoinHandle<Option<String>>, String>)>,
+    /// Its name, and the thread that writes it.
+    writing: Option<(String, Result<ProfileWriter, String>)>,
 }
 
 #[derive(Debug)]

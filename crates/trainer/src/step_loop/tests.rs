@@ -188,9 +188,10 @@ fn training_does_not_wait_for_the_removal_of_old_checkpoints_but_the_end_of_the_
         collective: &mut local::group(1, Duration::from_secs(60))[0],
         restore: &Restore::default(),
         controls: &Controls::default(),
-        report: &mut |report| match report {
-            RankReport::Saved(_) => there.push(checkpoint_names(&store).len()),
-            _ => {}
+        report: &mut |report| {
+            if matches!(report, RankReport::Saved(_)) {
+                there.push(checkpoint_names(&store).len());
+            }
         },
     });
     assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");

@@ -25,14 +25,11 @@ fn reported(engine: &mut Engine, now: Time, rank: u32, report: RankReport) -> Ve
 
 /// Kinds and texts of the events about profiles.
 fn published(actions: &[Action]) -> Vec<(JobEventKind, &str)> {
-    let about = |action| match action {
-        &Action::Publish(ref event)
-            if matches!(event.kind, JobEventKind::Profiled | JobEventKind::ProfileFailed) =>
-        {
-            Some((event.kind, event.message.as_str()))
-        }
-        _ => None,
-    };
+    fn about(action: &Action) -> Option<(JobEventKind, &str)> {
+        let Action::Publish(event) = action else { return None };
+        let is_about = matches!(event.kind, JobEventKind::Profiled | JobEventKind::ProfileFailed);
+        is_about.then_some((event.kind, event.message.as_str()))
+    }
     actions.iter().filter_map(about).collect()
 }
 
