@@ -1,7 +1,7 @@
 //! Records what this process does during some steps: the spans of its threads, and the operations of the learner's device.
 //!
 //! A part of the work is a span of `tracing` with the target [`TARGET`]. As long as nothing is recorded, a span costs the
-//! check of one variable. The program that trains installs [`layer`]; then [`Profiling`] records when a user asks.
+//! check of one variable. The program that trains installs [`layer`]; then a trainer records when a user asks.
 
 use std::{
     collections::BTreeMap,
