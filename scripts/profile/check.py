@@ -75,7 +75,7 @@ def step_times(run_dir: Path, seconds: float) -> tuple[float, float]:
     run("profile", "--steps", str(MEASURED_STEPS), "--out", str(out), "--json", run_dir=run_dir)
     info = json.loads(out.read_text())["baton"][0]
     points = map(json.loads, run("metrics", "--json", run_dir=run_dir).splitlines())
-    made = {point["step"]["step"]: point["unix_millis"] / 1e3 for point in points if point["step"]}
+    made = {point["step"]["step"]: point["unix_millis"] / 1e3 for point in points if point.get("step")}
 
     def median(steps: range) -> float:
         times = [made[step] for step in steps if step in made]
