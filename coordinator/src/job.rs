@@ -53,6 +53,12 @@ pub(crate) enum JobInput {
     /// A user's request; `answer` gets the result after the journal is committed and the status is published, so that a
     /// crash undoes nothing that was answered, and the caller reads its effect.
     Request { request: UserRequest, answer: Answer },
+    /// A user asks for a profile; `answer` gets the receiver of its result, or why none can be recorded.
+    Profile {
+        name: String,
+        steps: u32,
+        answer: oneshot::Sender<Result<oneshot::Receiver<ProfileResult>, String>>,
+    },
     /// A watcher asks for the events after an id, and for all that follow.
     Watch { after: u64, answer: oneshot::Sender<Result<EventSubscription, WatchError>> },
     /// Another coordinator has taken over this job, and its agents find that one.
@@ -70,6 +76,9 @@ impl From<Event> for JobInput {
 /// For the answer to a user: why the request is not possible, if it is not.
 pub(crate) type Answer = oneshot::Sender<Result<(), String>>;
 
+/// Number of ranks that have written a profile, or why there is none.
+type ProfileResult = Result<u32, String>;
+
 /// What a user asks of the job; drain and stop are always possible.
 #[derive(Clone, Debug)]
 pub(crate) enum UserRequest {
@@ -78,7 +87,6 @@ pub(crate) enum UserRequest {
     Checkpoint,
     Pause { reason: String },
     Resume,
-    Profile { name: String, steps: u32 },
 }
 
 /// Directives to one agent; an error closes its stream.
@@ -125,8 +133,6 @@ pub(crate) struct StatusSnapshot {
 pub(crate) struct JobHandle {
     inputs: mpsc::Sender<JobInput>,
     snapshots: watch::Receiver<Arc<StatusSnapshot>>,
-    /// Weak, so that watchers learn of the end of the loop.
-    events: broadcast::WeakSender<LoggedEvent>,
 }
 
 impl JobHandle {
@@ -138,11 +144,6 @@ impl JobHandle {
     /// The newest snapshot.
     pub(crate) fn snapshot(&self) -> Arc<StatusSnapshot> {
         self.snapshots.borrow().clone()
-    }
-
-    /// The job events from now on; `None` once the loop has ended.
-    pub(crate) fn events(&self) -> Option<broadcast::Receiver<LoggedEvent>> {
-        self.events.upgrade().map(|events| events.subscribe())
     }
 
     /// A receiver that wakes on every new snapshot.
@@ -179,6 +180,8 @@ pub(crate) struct JobLoop {
     outgoing: Vec<OutgoingMessage>,
     /// Answers to users, to send once the status is published too: whose pause is answered finds it in the status.
     answers: Vec<(Answer, Result<(), String>)>,
+    /// Who waits for the profile that is being recorded.
+    profile: Option<oneshot::Sender<ProfileResult>>,
     /// Job events of this round, not sent to watchers yet.
     new_events: Vec<LoggedEvent>,
     /// When the state first changed after the last published snapshot.
@@ -236,7 +239,6 @@ impl JobLoop {
         };
         let (snapshots, receiver) = watch::channel(Arc::new(snapshot));
         let (events, _) = broadcast::channel(WATCH_BUFFER);
-        let weak = events.downgrade();
         let this = Self {
             engine,
             journal,
@@ -258,10 +260,11 @@ impl JobLoop {
             mesh_secret: CurrentMeshSecret::default(),
             outgoing: Vec::new(),
             answers: Vec::new(),
+            profile: None,
             new_events: Vec::new(),
             unpublished_since: None,
         };
-        (this, JobHandle { inputs: sender, snapshots: receiver, events: weak })
+        (this, JobHandle { inputs: sender, snapshots: receiver })
     }
 
     /// Runs until [`JobInput::Quit`]. Returns a failure if another coordinator has taken over the job.
@@ -348,14 +351,24 @@ impl JobLoop {
                         (self.engine.can_pause(), Event::Pause { reason })
                     }
                     UserRequest::Resume => (self.engine.can_resume(), Event::Resume),
-                    UserRequest::Profile { name, steps } => {
-                        (self.engine.can_profile(steps), Event::Profile { name, steps })
-                    }
                 };
                 if possible.is_ok() {
                     self.handle_event(event)?;
                 }
                 self.answers.push((answer, possible));
+            }
+            JobInput::Profile { name, steps, answer } => {
+                let possible = self.engine.can_profile(steps);
+                let begun = possible.map(|()| {
+                    let (done, recorded) = oneshot::channel();
+                    self.profile = Some(done);
+                    recorded
+                });
+                if begun.is_ok() {
+                    self.handle_event(Event::Profile { name, steps })?;
+                }
+                // The caller may have disconnected.
+                drop(answer.send(begun));
             }
             JobInput::Watch { after, answer } => {
                 // The watcher gets the events so far as past events; publish them, so that they are not sent twice.
@@ -421,6 +434,12 @@ impl JobLoop {
                 // Best effort: training must not end because a file for people cannot be written.
                 if let Err(error) = diagnosis::write(&self.run_dir, &written) {
                     warn!("{error:#}");
+                }
+            }
+            Action::ProfileEnded(result) => {
+                if let Some(user) = self.profile.take() {
+                    // The user may have disconnected.
+                    drop(user.send(result));
                 }
             }
             Action::Publish(event) => {

@@ -131,11 +131,7 @@ impl JobService for JobApi {
         &self,
         _request: Request<v1::ListCheckpointsRequest>,
     ) -> Result<Response<v1::ListCheckpointsResponse>, Status> {
-        let location = self.current.job()?.store_location.clone();
-        let entries = tokio::task::spawn_blocking(move || Store::open_existing(&location)?.list())
-            .await
-            .map_err(|error| Status::internal(error.to_string()))?
-            .map_err(|error| Status::unavailable(error.to_string()))?;
+        let entries = self.current.job()?.in_store(Store::list).await?;
         let checkpoints = entries.into_iter().map(checkpoint_entry).collect();
         Ok(Response::new(v1::ListCheckpointsResponse { checkpoints }))
     }

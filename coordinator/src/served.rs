@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use baton_checkpoint::Store;
 use baton_job::JobId;
 use baton_recipe::JobSpec;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -25,6 +26,18 @@ impl ServedJob {
     /// Queues an input for the job's loop.
     pub(crate) fn queue(&self, input: JobInput) -> Result<(), Status> {
         if self.job.send(input) { Ok(()) } else { Err(shutting_down()) }
+    }
+
+    /// Calls the checkpoint store on a thread for blocking calls.
+    pub(crate) async fn in_store<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Store) -> Result<T, baton_checkpoint::Error> + Send + 'static,
+    ) -> Result<T, Status> {
+        let location = self.store_location.clone();
+        tokio::task::spawn_blocking(move || work(&Store::open_existing(&location)?))
+            .await
+            .map_err(|error| Status::internal(error.to_string()))?
+            .map_err(|error| Status::unavailable(error.to_string()))
     }
 
     /// Queues an input that has an answer, and waits for the answer.

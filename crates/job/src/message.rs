@@ -852,11 +852,11 @@ pub enum RankCommand {
         generation: Generation,
     },
     /// The agent has lost its coordinator, or has one again.
-    Alone {
+    CoordinatorLost {
         /// The generation.
         generation: Generation,
         /// Whether it has none.
-        alone: bool,
+        lost: bool,
     },
     /// Record the next steps.
     Profile {

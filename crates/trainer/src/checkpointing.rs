@@ -162,9 +162,9 @@ impl<L: Learner> Trainer<L> {
             let claimant = self.job.store.claimant(next).ok().flatten();
             claimant.is_some_and(|claimant| claimant.job == self.job.id)
         };
-        // The others of a lone rank may have diverged, and then the next generation is a rollback.
-        let mine = context.controls.is_alone()
-            && !context.controls.is_lone()
+        // The others of a rank that saves alone may have diverged, and then the next generation is a rollback.
+        let mine = context.controls.has_lost_coordinator()
+            && !context.controls.saves_alone()
             && (context.collective.rank() != Rank(0) || is_of_job());
         let all: Vec<bool> = gather(context.collective, &mine)?;
         Ok(all.into_iter().all(|may| may))
@@ -248,9 +248,8 @@ impl<L: Learner> Trainer<L> {
             return Ok(());
         }
         // Another rank of this machine that saves alone may have been first.
-        let is_lone = context.controls.is_lone();
         let exists = SaveProblem { exists: true, ..SaveProblem::default() };
-        if is_lone && self.is_saved_by_others(&exists, context)? {
+        if context.controls.saves_alone() && self.is_saved_by_others(&exists, context)? {
             return Ok(());
         }
         let [.., longest] = self.last_save_pauses;

@@ -20,8 +20,8 @@ pub struct Controls {
     reason: Mutex<String>,
     pause: Mutex<bool>,
     profile: Mutex<Option<ProfileRequest>>,
-    alone: AtomicBool,
-    lone: AtomicBool,
+    coordinator_lost: AtomicBool,
+    saves_alone: AtomicBool,
     /// Notified when a request changes; a paused step loop waits on it.
     changed: Condvar,
     activity: SharedActivity,
@@ -110,24 +110,24 @@ impl Controls {
     }
 
     /// Sets whether the agent has lost its coordinator.
-    pub fn set_alone(&self, alone: bool) {
-        self.alone.store(alone, Ordering::Release);
+    pub fn set_coordinator_lost(&self, lost: bool) {
+        self.coordinator_lost.store(lost, Ordering::Release);
     }
 
     /// Whether the agent has lost its coordinator.
     #[must_use]
-    pub fn is_alone(&self) -> bool {
-        self.alone.load(Ordering::Acquire)
+    pub fn has_lost_coordinator(&self) -> bool {
+        self.coordinator_lost.load(Ordering::Acquire)
     }
 
     /// Sets that this rank saves without the others of its generation.
-    pub fn set_lone(&self) {
-        self.lone.store(true, Ordering::Release);
+    pub fn set_saves_alone(&self) {
+        self.saves_alone.store(true, Ordering::Release);
     }
 
     /// Whether this rank saves without the others of its generation.
-    pub(crate) fn is_lone(&self) -> bool {
-        self.lone.load(Ordering::Acquire)
+    pub(crate) fn saves_alone(&self) -> bool {
+        self.saves_alone.load(Ordering::Acquire)
     }
 
     /// Whether training is to be saved and stopped.
@@ -156,7 +156,7 @@ impl Controls {
     pub(crate) fn vote(&self, writing: bool) -> Votes {
         Votes {
             save: self.save.swap(false, Ordering::AcqRel),
-            stop: self.stop.load(Ordering::Acquire),
+            stop: self.stops(),
             writing,
             pause: *self.pause.lock().unwrap_or_else(PoisonError::into_inner),
             abandon: false,
@@ -165,8 +165,7 @@ impl Controls {
 
     /// Whether a rank should not wait for its data any longer.
     pub(crate) fn interrupts_waiting(&self) -> bool {
-        self.stop.load(Ordering::Acquire)
-            || *self.pause.lock().unwrap_or_else(PoisonError::into_inner)
+        self.stops() || *self.pause.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// While training is paused: waits for `timeout`, or until a request changes. Otherwise returns at once.

@@ -42,8 +42,6 @@ same_variants!(
         Paused,
         Resumed,
         Budget,
-        Profiled,
-        ProfileFailed,
         Ended,
     ]
 );

@@ -43,7 +43,8 @@ impl InboxState {
     /// once in a generation.
     fn must_leave_alone(&mut self) -> bool {
         let controls = self.assignment.as_ref().map(|assignment| &assignment.controls);
-        let must = controls.is_some_and(|controls| controls.stops() && controls.is_alone());
+        let must =
+            controls.is_some_and(|controls| controls.stops() && controls.has_lost_coordinator());
         must && !std::mem::replace(&mut self.leaves_alone, true)
     }
 }
@@ -178,9 +179,9 @@ impl Inbox {
                     assignment.controls.request_save();
                 }
             }
-            RankCommand::Alone { generation, alone } if current == Some(generation) => {
+            RankCommand::CoordinatorLost { generation, lost } if current == Some(generation) => {
                 if let Some(assignment) = &state.assignment {
-                    assignment.controls.set_alone(alone);
+                    assignment.controls.set_coordinator_lost(lost);
                 }
             }
             RankCommand::Profile { generation, request } if current == Some(generation) => {

@@ -6,7 +6,7 @@
 mod inbox;
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{self, File, OpenOptions},
     os::{fd::AsFd, unix::net::UnixStream},
     path::Path,
     sync::{Arc, Mutex},
@@ -246,7 +246,7 @@ impl RankProcess {
                 Next::Join(assignment) => (assignment, false),
                 Next::Leave(assignment) => (assignment, true),
             };
-            if alone && (has_diverged || trainer.step().is_none()) {
+            if alone && has_diverged {
                 info!("leaving without a save");
                 return Ok(());
             }
@@ -338,7 +338,7 @@ impl RankProcess {
             Begin::Never => {
                 info!(%generation, "saving alone: this node must leave, and has no coordinator");
                 turn = self.turn_to_save_alone();
-                assignment.controls.set_lone();
+                assignment.controls.set_saves_alone();
                 let peers = vec![listener.address().to_owned()];
                 (Rank(0), Meeting { peers, secret: MeshSecret::new([0; MeshSecret::BYTES]) })
             }
@@ -361,10 +361,11 @@ impl RankProcess {
     /// Waits until no other rank of this machine saves alone: each has the whole state, and one checkpoint is enough. Without a
     /// lock they save side by side, which needs more memory.
     fn turn_to_save_alone(&self) -> Option<File> {
-        let path = std::env::temp_dir().join(format!("baton-{}.lock", self.setup.job.job_id));
-        let file = OpenOptions::new().create(true).truncate(false).write(true).open(path).ok()?;
-        file.lock().ok()?;
-        Some(file)
+        let folder = &self.setup.cache_dir;
+        fs::create_dir_all(folder).ok()?;
+        let folder = File::open(folder).ok()?;
+        folder.lock().ok()?;
+        Some(folder)
     }
 
     /// Listens for the other ranks. A rank with state keeps it and tries again in the next generation; another one ends,

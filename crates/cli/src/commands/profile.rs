@@ -7,7 +7,7 @@ use std::{
 };
 
 use baton_checkpoint::profile::{RankProfile, StepPart, StepShares, merge};
-use baton_job::exit::Failure;
+use baton_job::{engine::MAX_PROFILED_STEPS, exit::Failure};
 use serde::Serialize;
 
 use super::checkpoint::folder::blocking;
@@ -34,7 +34,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     target: CoordinatorFlags,
     /// Number of steps, 1 to 50
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=50))]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_PROFILED_STEPS)))]
     steps: u32,
     /// The file to write; an older profile is replaced
     #[arg(long, value_name = "FILE", default_value = "profile.json")]

@@ -129,6 +129,8 @@ pub enum Action {
     AddPoint(MetricPoint),
     /// Write a diagnosis next to the journal, for people; if that fails, continue.
     WriteDiagnosis(Box<WrittenDiagnosis>),
+    /// The profile that a user has asked for is written by so many ranks, or why there is none.
+    ProfileEnded(Result<u32, String>),
     /// Publish a job event to all watchers.
     Publish(JobEvent),
 }

@@ -81,10 +81,6 @@ pub enum JobEventKind {
     Paused,
     /// A user resumed training.
     Resumed,
-    /// All ranks have recorded a profile.
-    Profiled,
-    /// A profile could not be recorded; training continues.
-    ProfileFailed,
     /// A large share of the limits on time or money is used up.
     Budget,
     /// The job is over.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Engine, JobEventKind};
+use super::{Action, Engine};
 use crate::{
     ids::{Generation, Rank},
     message::Directive,
@@ -16,7 +16,7 @@ pub const MAX_PROFILED_STEPS: u32 = 50;
 pub(super) struct Profile {
     generation: Generation,
     name: String,
-    steps: u32,
+    ranks: u32,
     /// Ranks that have not written it.
     waiting: BTreeSet<Rank>,
 }
@@ -40,19 +40,19 @@ impl Engine {
             return Err("another profile is being recorded; try again when it is done".to_owned());
         }
         self.can_checkpoint()?;
-        match self.profile_obstacle() {
-            Some(obstacle) => Err(obstacle),
-            None => Ok(()),
-        }
+        self.profile_obstacle().map_or(Ok(()), Err)
     }
 
     /// Why ranks cannot record now, or what they record cannot be reported.
     fn profile_obstacle(&self) -> Option<String> {
+        if let Some(outcome) = self.outcome() {
+            return Some(format!("the job ended: {outcome}"));
+        }
         let Some(world) = self.lifecycle.training_world() else {
-            return Some(format!("training was interrupted: {}", self.status_reason()));
+            return Some(format!("training was interrupted: {}; try again", self.status_reason()));
         };
         let node = self.nodes.disconnected_in(world)?;
-        Some(format!("node {node} is not connected"))
+        Some(format!("node {node} is not connected; try again when it is"))
     }
 
     /// Asks all ranks to record their next steps.
@@ -61,9 +61,10 @@ impl Engine {
             return;
         }
         let Some(world) = self.lifecycle.training_world() else { return };
-        let waiting = world.members().map(|(placement, _)| placement.rank).collect();
+        let waiting: BTreeSet<Rank> = world.members().map(|(at, _)| at.rank).collect();
         let generation = self.lifecycle.generation;
-        self.profile = Some(Profile { generation, name: name.clone(), steps, waiting });
+        let ranks = world.size();
+        self.profile = Some(Profile { generation, name: name.clone(), ranks, waiting });
         self.send_to_world(&Directive::Profile { generation, name, steps });
     }
 
@@ -72,17 +73,12 @@ impl Engine {
         let Some(profile) = self.profile.as_mut().filter(|profile| profile.name == name) else {
             return;
         };
-        if let Some(problem) = problem {
-            let text = format!("profile {name}: rank {rank} could not write its part: {problem}");
-            self.profile = None;
-            self.publish(JobEventKind::ProfileFailed, text);
-            return;
-        }
         profile.waiting.remove(&rank);
-        if profile.waiting.is_empty() {
-            let text = format!("profile {name}: {} steps are recorded", profile.steps);
-            self.profile = None;
-            self.publish(JobEventKind::Profiled, text);
+        let ranks = profile.ranks;
+        if let Some(problem) = problem {
+            self.end_profile(Err(format!("rank {rank} could not write its part: {problem}")));
+        } else if profile.waiting.is_empty() {
+            self.end_profile(Ok(ranks));
         }
     }
 
@@ -90,17 +86,16 @@ impl Engine {
     pub(super) fn end_profile_if_interrupted(&mut self) {
         let Some(profile) = &self.profile else { return };
         let generation = self.lifecycle.generation;
-        let obstacle = if profile.generation == generation {
-            self.profile_obstacle()
-        } else {
-            Some(format!("generation {generation} was opened"))
-        };
-        let Some(obstacle) = obstacle else { return };
-        let name = profile.name.clone();
-        self.profile = None;
-        // The end of the job has an event of its own.
-        if self.outcome().is_none() {
-            self.publish(JobEventKind::ProfileFailed, format!("profile {name}: {obstacle}"));
+        let is_of_another = profile.generation != generation;
+        let replaced = || format!("generation {generation} was opened; try again");
+        let obstacle = is_of_another.then(replaced).or_else(|| self.profile_obstacle());
+        if let Some(obstacle) = obstacle {
+            self.end_profile(Err(obstacle));
         }
+    }
+
+    fn end_profile(&mut self, result: Result<u32, String>) {
+        self.profile = None;
+        self.actions.push(Action::ProfileEnded(result));
     }
 }

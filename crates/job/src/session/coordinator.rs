@@ -44,7 +44,7 @@ impl Session {
         let was_up = self.connection == ConnectionState::Up;
         self.connection = ConnectionState::Down { retry_at: now.after(pause) };
         if was_up {
-            self.tell_ranks_whether_alone(true);
+            self.send_coordinator_lost(true);
         }
         if let Some(departure) = self.departure.as_ref().filter(|_| was_up) {
             // The coordinator cannot drain the ranks now.
@@ -121,7 +121,7 @@ impl Session {
         }
         if self.stale_messages == stale_before {
             // Only now: a connection may be refused just after it was made, or nobody may read what is sent.
-            self.tell_ranks_whether_alone(false);
+            self.send_coordinator_lost(false);
             (self.answered, self.retries, self.final_report_deadline) = (true, 0, None);
         }
     }
@@ -189,8 +189,8 @@ impl Session {
         let generation = assignment.generation;
         self.spawn(local_rank);
         self.actions.push(Action::SendToRank { local_rank, command });
-        if self.ranks_are_alone {
-            let command = RankCommand::Alone { generation, alone: true };
+        if self.ranks_know_of_loss {
+            let command = RankCommand::CoordinatorLost { generation, lost: true };
             self.actions.push(Action::SendToRank { local_rank, command });
         }
     }
@@ -259,11 +259,11 @@ impl Session {
     }
 
     /// Tells the ranks when the coordinator is lost and when there is one again.
-    fn tell_ranks_whether_alone(&mut self, alone: bool) {
-        if self.ranks_are_alone != alone {
-            self.ranks_are_alone = alone;
+    fn send_coordinator_lost(&mut self, lost: bool) {
+        if self.ranks_know_of_loss != lost {
+            self.ranks_know_of_loss = lost;
             let generation = self.generation;
-            self.send_to_all(&RankCommand::Alone { generation, alone });
+            self.send_to_all(&RankCommand::CoordinatorLost { generation, lost });
         }
     }
 

@@ -71,7 +71,7 @@ pub struct Session {
     /// Whether a directive has come over this connection.
     answered: bool,
     /// Whether the ranks know that there is no coordinator.
-    ranks_are_alone: bool,
+    ranks_know_of_loss: bool,
     retries: u32,
     generation: Generation,
     /// Whether training is paused until it is resumed.
@@ -115,7 +115,7 @@ impl Session {
             slots: (0..slots).map(|_| Slot::default()).collect(),
             connection: ConnectionState::Down { retry_at: Time(0) },
             answered: false,
-            ranks_are_alone: false,
+            ranks_know_of_loss: false,
             retries: 0,
             generation: Generation(0),
             pause: PauseState::default(),

@@ -161,7 +161,10 @@ fn commit() -> Commit {
 #[test]
 fn an_agent_connects_to_another_coordinator_at_once() {
     let mut session = training(1);
-    assert_eq!(session.handle(at(5.0), Event::Redirected), [alone(0, true), Action::Connect]);
+    assert_eq!(
+        session.handle(at(5.0), Event::Redirected),
+        [coordinator_lost(0, true), Action::Connect]
+    );
     for second in 6..20 {
         session.handle(at(f64::from(second)), Event::Disconnected);
         session.handle(at(f64::from(second) + 0.9), Event::Tick);
@@ -849,18 +852,18 @@ fn departing_node_that_loses_its_coordinator_drains_by_itself() {
     let mut session = training(2);
     session.handle(at(10.0), shutdown_signal());
 
-    let expected = [alone(0, true), alone(1, true), drain(0), drain(1)];
+    let expected = [coordinator_lost(0, true), coordinator_lost(1, true), drain(0), drain(1)];
     assert_eq!(session.handle(at(11.0), Event::Disconnected), expected);
 }
 
-fn alone(local: u32, alone: bool) -> Action {
-    send_to_rank(local, RankCommand::Alone { generation: Generation(1), alone })
+fn coordinator_lost(local: u32, lost: bool) -> Action {
+    send_to_rank(local, RankCommand::CoordinatorLost { generation: Generation(1), lost })
 }
 
 #[test]
 fn ranks_learn_once_that_the_coordinator_is_lost_and_that_there_is_one_again() {
     let mut session = training(1);
-    assert_eq!(session.handle(at(5.0), Event::Disconnected), [alone(0, true)]);
+    assert_eq!(session.handle(at(5.0), Event::Disconnected), [coordinator_lost(0, true)]);
     session.handle(at(6.0), Event::Tick);
     // The connection ends before it was answered.
     session.handle(at(6.1), Event::Connected);
@@ -868,7 +871,7 @@ fn ranks_learn_once_that_the_coordinator_is_lost_and_that_there_is_one_again() {
     session.handle(at(9.0), Event::Tick);
     session.handle(at(9.1), Event::Connected);
     let ack = || Event::Directive(Directive::HeartbeatAck { number: 0 });
-    assert_eq!(session.handle(at(9.2), ack()), [alone(0, false)]);
+    assert_eq!(session.handle(at(9.2), ack()), [coordinator_lost(0, false)]);
     assert_eq!(session.handle(at(9.3), ack()), []);
 }
 

@@ -221,6 +221,7 @@ impl Fleet {
             Action::Refuse { node, reason, .. } => panic!("{node} was refused: {reason}"),
             Action::Publish(job_event) => self.coordinator.publish(&job_event),
             Action::AddPoint(_) => {}
+            Action::ProfileEnded(result) => panic!("nobody asks for a profile: {result:?}"),
             Action::WriteDiagnosis(written) => panic!("nothing diverges here: {written:?}"),
         }
     }

@@ -106,7 +106,7 @@ impl Fleet {
             | RankCommand::Drain { .. }
             | RankCommand::Pause { .. }
             | RankCommand::Profile { .. }
-            | RankCommand::Alone { .. }
+            | RankCommand::CoordinatorLost { .. }
             | RankCommand::Checkpoint { .. } => {}
         }
     }

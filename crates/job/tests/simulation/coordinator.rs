@@ -123,7 +123,10 @@ impl Cluster {
                 self.send_down(attachment, directive);
             }
             Action::Refuse { attachment, .. } => self.refuse(attachment),
-            Action::Publish(_) | Action::WriteDiagnosis(_) | Action::AddPoint(_) => {}
+            Action::Publish(_)
+            | Action::WriteDiagnosis(_)
+            | Action::AddPoint(_)
+            | Action::ProfileEnded(_) => {}
         }
     }
 

@@ -228,7 +228,7 @@ impl Cluster {
             | RankCommand::Checkpoint { .. }
             | RankCommand::Pause { .. }
             | RankCommand::Profile { .. }
-            | RankCommand::Alone { .. }
+            | RankCommand::CoordinatorLost { .. }
             | RankCommand::Drain { .. } => {}
         }
     }

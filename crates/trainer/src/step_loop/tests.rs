@@ -229,7 +229,7 @@ fn ranks_that_have_no_coordinator_save_last_as_the_generation_that_it_has_claime
                 assert_eq!(fence, Some(Generation(2)));
                 failures += 1;
                 // As long as there is a coordinator, it opens that generation with these ranks.
-                controls.set_alone(failures == 3);
+                controls.set_coordinator_lost(failures == 3);
             }
             RankReport::Saved(commit) => saved.push((commit.generation, commit.step)),
             _ => {}
@@ -251,7 +251,7 @@ fn ranks_do_not_save_as_a_generation_of_another_job_or_one_further_on() {
         store.claim(fence, &claimant(job)).unwrap();
         let trainer = trainer_on(store, &[]);
         let controls = Controls::default();
-        controls.set_alone(true);
+        controls.set_coordinator_lost(true);
         let problem = SaveProblem { fence: Some(fence), ..SaveProblem::default() };
         let context = &mut GenerationContext {
             generation: Generation(1),
@@ -261,7 +261,7 @@ fn ranks_do_not_save_as_a_generation_of_another_job_or_one_further_on() {
             report: &mut |_| {},
         };
         assert_eq!(trainer.may_save_as_next(&problem, context).unwrap(), may, "{job} {fence}");
-        controls.set_lone();
+        controls.set_saves_alone();
         assert!(!trainer.may_save_as_next(&problem, context).unwrap(), "a lone rank");
     }
 }

@@ -11,9 +11,6 @@ use crate::{
     profile::{DeviceSpan, SpanPlace},
 };
 
-/// Most operations that are taken over.
-const MAX_OPERATIONS: usize = 1_000_000;
-
 /// An operation that took place; profiler.cpp has the same declaration.
 #[repr(C)]
 struct Operation {
@@ -63,9 +60,6 @@ unsafe extern "C" fn add(spans: *mut c_void, operation: *const Operation) {
         Ok(device) => SpanPlace::Stream { device, stream: place },
         Err(_) => SpanPlace::Thread(place),
     };
-    if spans.len() >= MAX_OPERATIONS {
-        return;
-    }
     spans.push(DeviceSpan {
         name: name.to_string_lossy().into_owned(),
         start_unix_nanos,

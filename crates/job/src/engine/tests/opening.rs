@@ -550,40 +550,41 @@ fn a_pause_that_only_agents_know_of_is_adopted() {
     assert!(actions.iter().any(is_sent), "newer than what the agent knows: {actions:?}");
 }
 
+/// An agent attaches, whose rank trains and which knows of this pause.
+fn attach_with_pause(engine: &mut Engine, number: u64) -> Vec<Action> {
+    let pause = PauseState { number, paused: true };
+    let running = running(1, &[(0, RankPhase::Training)]);
+    let job = Some(engine.origin().job);
+    let hello = Hello { pause, job, ..Hello::new(node(0), 1, running) };
+    engine.handle(at(3.0), Event::Attached { attachment: Attachment(7), hello })
+}
+
+fn resumes(number: u64) -> Action {
+    send(0, 7, Directive::Pause(PauseState { number, paused: false }))
+}
+
 #[test]
 fn a_request_to_this_coordinator_is_newer_than_the_pause_that_agents_know_of() {
     let mut engine = reattaching(&[1]);
     engine.handle(at(1.0), Event::Pause { reason: "a look".to_owned() });
     engine.handle(at(2.0), Event::Resume);
-    let pause = PauseState { number: 5, paused: true };
-    let running = running(1, &[(0, RankPhase::Training)]);
-    let job = Some(engine.origin().job);
-    let hello = Hello { pause, job, ..Hello::new(node(0), 1, running) };
-    let attached = Event::Attached { attachment: Attachment(7), hello };
 
-    let actions = engine.handle(at(3.0), attached);
+    let actions = attach_with_pause(&mut engine, 5);
 
     assert_eq!(engine.status().pause, None);
-    let resumed = send(0, 7, Directive::Pause(PauseState { number: 6, paused: false }));
-    assert!(actions.contains(&resumed), "{actions:?}");
+    assert!(actions.contains(&resumes(6)), "{actions:?}");
 }
 
 #[test]
 fn a_drain_by_a_user_ends_a_pause_that_only_agents_know_of() {
     let mut engine = reattaching(&[1]);
     engine.handle(at(1.0), Event::Drain { reason: "noon".to_owned() });
-    let pause = PauseState { number: 1, paused: true };
-    let running = running(1, &[(0, RankPhase::Training)]);
-    let job = Some(engine.origin().job);
-    let hello = Hello { pause, job, ..Hello::new(node(0), 1, running) };
-    let attached = Event::Attached { attachment: Attachment(7), hello };
 
-    let actions = engine.handle(at(3.0), attached);
+    let actions = attach_with_pause(&mut engine, 1);
 
     // Otherwise ranks that join later would stay paused, and nobody could resume them.
     assert_eq!(engine.status().pause, None);
-    let resumed = send(0, 7, Directive::Pause(PauseState { number: 2, paused: false }));
-    assert!(actions.contains(&resumed), "{actions:?}");
+    assert!(actions.contains(&resumes(2)), "{actions:?}");
 }
 
 #[test]

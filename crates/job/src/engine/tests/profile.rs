@@ -17,20 +17,12 @@ fn written(name: &str, problem: Option<&str>) -> RankReport {
     RankReport::Profiled { name: name.to_owned(), problem: problem.map(str::to_owned) }
 }
 
-/// Like [`report`], with the events.
-fn reported(engine: &mut Engine, now: Time, rank: u32, report: RankReport) -> Vec<Action> {
-    let event = rank_event(engine, Generation(1), rank, report);
-    engine.drive(now, event)
-}
-
-/// Kinds and texts of the events about profiles.
-fn published(actions: &[Action]) -> Vec<(JobEventKind, &str)> {
-    fn about(action: &Action) -> Option<(JobEventKind, &str)> {
-        let Action::Publish(event) = action else { return None };
-        let is_about = matches!(event.kind, JobEventKind::Profiled | JobEventKind::ProfileFailed);
-        is_about.then_some((event.kind, event.message.as_str()))
-    }
-    actions.iter().filter_map(about).collect()
+/// Its result, if it has ended.
+fn ended_with(actions: &[Action]) -> Option<Result<u32, &str>> {
+    actions.iter().find_map(|action| match action {
+        Action::ProfileEnded(result) => Some(result.as_ref().copied().map_err(String::as_str)),
+        _ => None,
+    })
 }
 
 #[test]
@@ -41,12 +33,11 @@ fn a_profile_is_recorded_once_every_rank_has_written_its_part() {
     assert!(busy.contains("another profile"), "{busy}");
     assert_eq!(request(&mut engine, at(10.5)), []);
 
-    assert_eq!(reported(&mut engine, at(11.0), 1, written("1", None)), []);
+    assert_eq!(report(&mut engine, at(11.0), 1, written("1", None)), []);
     // Of a coordinator before this one.
-    assert_eq!(reported(&mut engine, at(11.0), 0, written("0", None)), []);
-    let actions = reported(&mut engine, at(12.0), 0, written("1", None));
-    let expected = (JobEventKind::Profiled, "profile 1: 5 steps are recorded");
-    assert_eq!(published(&actions), [expected]);
+    assert_eq!(report(&mut engine, at(11.0), 0, written("0", None)), []);
+    let actions = report(&mut engine, at(12.0), 0, written("1", None));
+    assert_eq!(actions, [Action::ProfileEnded(Ok(2))]);
     engine.can_profile(STEPS).unwrap();
 }
 
@@ -54,11 +45,11 @@ fn a_profile_is_recorded_once_every_rank_has_written_its_part() {
 fn a_part_that_cannot_be_written_ends_the_profile_and_names_the_rank() {
     let mut engine = training(&[1, 1]);
     request(&mut engine, at(10.0));
-    let actions = reported(&mut engine, at(11.0), 1, written("1", Some("no space left")));
-    let text = "profile 1: rank 1 could not write its part: no space left";
-    assert_eq!(published(&actions), [(JobEventKind::ProfileFailed, text)]);
+    let actions = report(&mut engine, at(11.0), 1, written("1", Some("no space left")));
+    let problem = "rank 1 could not write its part: no space left";
+    assert_eq!(ended_with(&actions), Some(Err(problem)));
     // The part of the other rank comes later.
-    assert_eq!(reported(&mut engine, at(12.0), 0, written("1", None)), []);
+    assert_eq!(report(&mut engine, at(12.0), 0, written("1", None)), []);
     engine.can_profile(STEPS).unwrap();
 }
 
@@ -66,33 +57,27 @@ fn a_part_that_cannot_be_written_ends_the_profile_and_names_the_rank() {
 fn a_rank_or_a_node_that_is_lost_ends_the_profile() {
     let mut engine = training(&[1, 1]);
     request(&mut engine, at(10.0));
-    let actions = reported(&mut engine, at(11.0), 1, crashed());
-    let [(JobEventKind::ProfileFailed, text)] = published(&actions)[..] else {
-        panic!("{actions:?}")
-    };
-    assert!(text.contains("interrupted"), "{text}");
+    let actions = report(&mut engine, at(11.0), 1, crashed());
+    let problem = ended_with(&actions).unwrap().unwrap_err();
+    assert!(problem.contains("interrupted"), "{problem}");
 
     let mut engine = training(&[1, 1]);
     request(&mut engine, at(10.0));
     let (node, attachment) = (node(1), attachment(&engine, 1));
     let actions = engine.drive(at(11.0), Event::Detached { node, attachment });
-    let text = "profile 1: node node1 is not connected";
-    assert_eq!(published(&actions), [(JobEventKind::ProfileFailed, text)]);
+    let problem = "node node1 is not connected; try again when it is";
+    assert_eq!(ended_with(&actions), Some(Err(problem)));
     let refused = engine.can_profile(STEPS).unwrap_err();
     assert!(refused.contains("not connected"), "{refused}");
 }
 
 #[test]
-fn the_end_of_the_job_ends_the_profile_without_an_event_after_its_own() {
+fn the_end_of_the_job_ends_the_profile() {
     let mut engine = training(&[1]);
     request(&mut engine, at(10.0));
     let actions = engine.drive(at(11.0), Event::Stop);
-    assert_eq!(published(&actions), []);
-    let last = actions.iter().rev().find_map(|action| match action {
-        Action::Publish(event) => Some(event.kind),
-        _ => None,
-    });
-    assert_eq!(last, Some(JobEventKind::Ended));
+    let problem = ended_with(&actions).unwrap().unwrap_err();
+    assert!(problem.contains("the job ended: stopped"), "{problem}");
 }
 
 #[test]
