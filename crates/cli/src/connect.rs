@@ -145,13 +145,7 @@ fn find(flags: &CoordinatorFlags, variable: Option<&str>, runs: &Path) -> Result
     }
     if let Some(run_dir) = &flags.run_dir {
         let path = EndpointFile::path(run_dir);
-        let endpoint = EndpointFile::read(&path).ok_or_else(|| {
-            failed(format!(
-                "no coordinator is running in {}: there is no {}; start the job with `baton up`",
-                run_dir.display(),
-                path.display()
-            ))
-        })?;
+        let endpoint = EndpointFile::read(&path).ok_or_else(|| nothing_runs(run_dir, &path))?;
         return of_run(run_dir, &endpoint, &path);
     }
     if let Some(location) = &flags.store {
@@ -166,6 +160,22 @@ fn find(flags: &CoordinatorFlags, variable: Option<&str>, runs: &Path) -> Result
         Some((endpoint, path)) => of_run(path.parent().unwrap_or(runs), &endpoint, &path),
         None => Ok(Address::new(DEFAULT_LISTEN, "the default")),
     }
+}
+
+/// No coordinator has written its address, the file `endpoint`, into the run folder.
+fn nothing_runs(run_dir: &Path, endpoint: &Path) -> Failure {
+    let (dir, report) = (run_dir.display(), run_dir.join("report.html"));
+    failed(match report.is_file() {
+        true => format!(
+            "no coordinator is running in {dir}: its job has ended, and {} shows it; `baton up` with the same recipe \
+             continues a job that was stopped",
+            report.display()
+        ),
+        false => format!(
+            "no coordinator is running in {dir}: there is no {}; start the job with `baton up`",
+            endpoint.display()
+        ),
+    })
 }
 
 /// The address in the file of a run folder, unless this is a copy of the folder that the coordinator serves.
@@ -662,6 +672,10 @@ mod tests {
         };
         let message = find(&flags, None, folder.path()).unwrap_err().message;
         assert!(message.contains("coordinator.json") && message.contains("baton up"), "{message}");
+        let report = folder.path().join("report.html");
+        fs::write(&report, "").unwrap();
+        let message = find(&flags, None, folder.path()).unwrap_err().message;
+        assert!(message.contains("has ended") && message.contains("report.html"), "{message}");
     }
 
     #[test]

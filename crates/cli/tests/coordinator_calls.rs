@@ -119,6 +119,11 @@ fn a_profile_is_one_file_of_all_ranks_and_shows_where_the_time_of_a_step_goes() 
     assert_eq!(refused.status.code(), Some(2));
     let message = String::from_utf8(refused.stderr).unwrap();
     assert!(message.contains("is not a profile") && message.contains("--out"), "{message}");
+    let missing = folder.path().join("missing/slow.json");
+    let refused = baton(&fake, &["profile", "--out", missing.to_str().unwrap()]);
+    assert_eq!(refused.status.code(), Some(2));
+    let message = String::from_utf8(refused.stderr).unwrap();
+    assert!(message.contains("there is no folder") && message.contains("--out"), "{message}");
     assert_eq!(fake.requests().len(), 2);
 }
 

@@ -72,9 +72,16 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Refuses to replace a file that is not a profile.
+/// Refuses a file that cannot be written, and to replace one that is not a profile, before anything is recorded.
 fn check_out(out: &Path) -> Result<(), Failure> {
     refuse_special_file(out)?;
+    let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty());
+    if let Some(folder) = folder.filter(|folder| !folder.is_dir()) {
+        let (out, folder) = (out.display(), folder.display());
+        return Err(bad_input(format!(
+            "{out}: there is no folder {folder}: create it, or give another path with --out"
+        )));
+    }
     let Ok(existing) = File::open(out) else { return Ok(()) };
     let mut begin = Vec::new();
     let read = existing.take(PREFIX_BYTES).read_to_end(&mut begin);
@@ -97,7 +104,9 @@ fn write(parts: Vec<Vec<u8>>, out: &Path) -> Result<WrittenProfile, Failure> {
     let profiles = parts.iter().map(read).collect::<Result<Vec<_>, _>>()?;
     let ranks = profiles.iter().filter_map(RankProfile::shares).collect();
     let merged = merge(profiles);
-    merged.write(out).map_err(|error| failed(format!("{}: {error}", out.display())))?;
+    merged.write(out).map_err(|error| {
+        failed(format!("{}: {error}; give another path with --out", out.display()))
+    })?;
     let problems = merged.baton.iter().filter_map(|info| {
         let left_out = (info.left_out > 0).then(|| {
             let spans = human::count(info.left_out, "span");
