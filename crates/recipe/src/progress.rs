@@ -12,7 +12,7 @@ pub use crate::fit::Fit;
 use crate::{
     Epoch, JobSpec, Step,
     guard::{BatchMark, LossWatch},
-    spec::{Target, TrainPhase},
+    spec::{Pointwise, Target, TrainPhase},
     task,
 };
 
@@ -61,6 +61,9 @@ pub struct Progress {
     /// Batches to skip.
     #[serde(default)]
     pub skips: Vec<BatchMark>,
+    /// How 1×1 convolutions are computed, if that was measured when the run began (`model.pointwise`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pointwise: Option<Pointwise>,
 }
 
 /// An evaluation that was made.

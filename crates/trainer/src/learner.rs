@@ -9,7 +9,7 @@ use baton_checkpoint::Float;
 use baton_collectives::BufferMut;
 use baton_data::Batch;
 use baton_job::message::GeneratedText;
-use baton_recipe::Step;
+use baton_recipe::{Step, spec::Pointwise};
 
 use crate::{bits, profile::DeviceSpan};
 
@@ -243,6 +243,18 @@ pub trait Learner {
     fn load_initial(&mut self) -> Result<(), Error> {
         Ok(())
     }
+
+    /// The faster way to compute 1×1 convolutions on this processor, if the recipe leaves it open. Called on one rank,
+    /// where a run begins.
+    ///
+    /// # Errors
+    /// Out of memory.
+    fn measure_pointwise(&mut self) -> Result<Option<Pointwise>, Error> {
+        Ok(None)
+    }
+
+    /// Sets what was [measured](Self::measure_pointwise) when the run began, on every rank and before any computation.
+    fn set_pointwise(&mut self, _measured: Option<Pointwise>) {}
 
     /// Overwrites `leaf` with the gradient of `scale ·` (sum of losses over `batch`), with the batch statistics of the
     /// normalisation layers, and with the batch's sums in the tail; the other slots of the tail have no defined

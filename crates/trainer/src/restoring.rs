@@ -305,7 +305,8 @@ fn choose_in_store<L: Learner>(
     let (changes, outdated) = accepted?;
     let Some(ResumePoint { manifest, other_store, skipped }) = found else {
         local.renew(learner)?;
-        let position = context.position(Progress::default(), None, Generation(0));
+        let begin = Progress { pointwise: learner.measure_pointwise()?, ..Progress::default() };
+        let position = context.position(begin, None, Generation(0));
         let provider = match spec.model.pretrained.is_empty() {
             true => StateProvider::Seed,
             false => {

@@ -382,6 +382,7 @@ impl<L: Learner> Trainer<L> {
         // Ranks at the same step take the agreed position too: a rank may have evaluated or saved after that step
         // before it detected the loss of the others, and all ranks must continue from the same position.
         self.position = plan.agreed.position;
+        self.learner.set_pointwise(self.position.progress.pointwise);
         self.validity = StateValidity::Complete;
         let mut source = plan.agreed.source;
         if let StateSource::Checkpoint(restored) = &mut source {

@@ -164,6 +164,8 @@ fn measure(
 ) -> Result<BenchResult, Failure> {
     let device = torch::device::open(spec, LocalRank(collective.rank().0))?;
     let mut learner = TorchLearner::new(spec, &InputType::Image, device)?;
+    let measured = learner.measure_pointwise()?;
+    learner.set_pointwise(measured);
     let mut feed = batches::feed(args, spec)?;
     let block = virtual_block(spec.train.virtual_ranks, collective.rank(), args.ranks);
     let (mut stepper, controls) = (Stepper::new(block), Controls::default());

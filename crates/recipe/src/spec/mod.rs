@@ -55,7 +55,7 @@ pub use self::{
     guard::{Guard, GuardRemedy},
     limits::{Limits, Target},
     loss::{LossKind, LossSpec},
-    model::{Arch, ModelSpec},
+    model::{Arch, ModelSpec, Pointwise},
     optimizer::OptimizerSpec,
     patterns::NamePatterns,
     precision::{Compute, Determinism, LossScale, Precision},

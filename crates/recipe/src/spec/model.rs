@@ -1,12 +1,14 @@
 //! The network.
 
-use std::fmt::Display;
+use std::fmt::{self, Display};
 
 pub use baton_model::Arch;
 use baton_model::{InputKind, NetworkDescription, NetworkOptions};
 use serde::{Deserialize, Serialize};
 
-use super::{Compute, JobSpec, LossKind, NamePatterns, OptimizerSpec, Violation, rules::Rules};
+use super::{
+    Compute, JobSpec, LossKind, NamePatterns, OptimizerSpec, Violation, is_default, rules::Rules,
+};
 
 /// The network.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -35,6 +37,11 @@ pub struct ModelSpec {
     /// except for rounding.
     #[serde(default = "channels_last")]
     pub channels_last: bool,
+    /// 1×1 convolutions on a CPU with `channels_last`: `product` of matrices, `convolution` of libtorch, or `auto`: which
+    /// is faster is measured when a run begins, and all its ranks and continuations do the same. They differ in the last
+    /// bits: choose one where two runs must have the same bits on different processors.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub pointwise: Pointwise,
     /// A fixed 3 × 3 blur before every strided convolution of 16 channels or more (Zhang 2019), as in
     /// ffcv-imagenet; images only.
     #[serde(default)]
@@ -54,6 +61,29 @@ pub struct ModelSpec {
     /// Patterns for the names of parameters without weight decay, such as `*.pos_embedding`, besides norms and biases.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub no_decay: Vec<String>,
+}
+
+/// How 1×1 convolutions are computed on a CPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pointwise {
+    /// As measured when a run begins: convolutions if they are clearly faster, else products.
+    #[default]
+    Auto,
+    /// As products of matrices.
+    Product,
+    /// As libtorch's convolutions.
+    Convolution,
+}
+
+impl Display for Pointwise {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Auto => "auto",
+            Self::Product => "product",
+            Self::Convolution => "convolution",
+        })
+    }
 }
 
 fn channels_last() -> bool {
@@ -141,6 +171,13 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
         &format!(
             "must be at most {MAX_OUTPUTS}, because the last layer of more outputs fits into no GPU"
         ),
+    );
+    let (model, is_layered) = (&spec.model, spec.model.describe(1).is_some());
+    rules.check(
+        model.pointwise == Pointwise::Auto || (is_layered && model.channels_last),
+        "model.pointwise",
+        model.pointwise,
+        "is for the built-in networks of images with model.channels_last = true: remove it",
     );
     blocks(spec, rules);
     program(spec, rules);
@@ -355,6 +392,8 @@ fn signals(spec: &JobSpec, rules: &mut Rules) {
     let arch = spec.model.arch.name();
     let one_dimension = format!("is for images only: remove it with model.arch = \"{arch}\"");
     rules.check(!spec.model.blur_pool, "model.blur_pool", true, &one_dimension);
+    let pointwise = spec.model.pointwise;
+    rules.check(pointwise == Pointwise::Auto, "model.pointwise", pointwise, &one_dimension);
     rules.check(!spec.evaluation.flip, "evaluation.flip", true, &one_dimension);
     rules.check(!spec.precision.fused, "precision.fused", true, &one_dimension);
 }

@@ -1,8 +1,11 @@
 //! Runs a described network: the only module that maps kinds of layers to libtorch operations.
 
 use baton_data::random::Draws;
-use baton_model::{ConvNorm, Layer, Linear, NetworkDescription, size::padding};
-use baton_recipe::JobSpec;
+use baton_model::{ConvNorm, InputShape, Layer, Linear, NetworkDescription, size::padding};
+use baton_recipe::{
+    JobSpec,
+    spec::{Pointwise, Train},
+};
 use tch::{Device, Kind, Tensor};
 
 use super::{
@@ -10,7 +13,7 @@ use super::{
     failure::During,
     fused::{self, Epilogue, Fused},
     network::{NetworkInputs, NetworkState, PassResult, StageFinished, TorchNetwork},
-    working,
+    pointwise, working,
 };
 use crate::learner::Error;
 
@@ -27,7 +30,12 @@ pub(super) struct LayeredNetwork {
     cuts: Vec<usize>,
     kind: Kind,
     blur: Option<Tensor>,
-    pointwise_as_product: bool,
+    /// `None` where libtorch's convolutions are used always.
+    pointwise: Option<Pointwise>,
+    /// What was measured when the run began.
+    measured: Option<Pointwise>,
+    /// Samples of a training batch, and their side in pixels.
+    batch: (u64, u64),
     fused: Option<Fused>,
 }
 
@@ -39,12 +47,17 @@ impl LayeredNetwork {
         device: Device,
     ) -> tch::Result<Self> {
         let kind = working::kind(spec.precision.compute);
+        let products = device == Device::Cpu && spec.model.channels_last;
+        let Train { global_batch, virtual_ranks, grad_accumulation, resolution, .. } = spec.train;
+        let samples = global_batch / virtual_ranks.max(1) / grad_accumulation.max(1);
         Ok(Self {
             recompute: spec.train.recompute.clone(),
             cuts: cuts(&description),
             kind,
             blur: blur_filters(&description, kind, device)?,
-            pointwise_as_product: device == Device::Cpu && spec.model.channels_last,
+            pointwise: products.then_some(spec.model.pointwise),
+            measured: None,
+            batch: (samples.into(), resolution.into()),
             fused,
             description,
         })
@@ -54,7 +67,12 @@ impl LayeredNetwork {
         Tensors {
             state,
             blur: self.blur.as_ref(),
-            pointwise_as_product: self.pointwise_as_product,
+            pointwise_as_product: match self.pointwise {
+                // A run that did not measure, such as one of an older version, uses products.
+                Some(Pointwise::Auto) => self.measured != Some(Pointwise::Convolution),
+                Some(Pointwise::Product) => true,
+                Some(Pointwise::Convolution) | None => false,
+            },
             fused: self.fused,
         }
     }
@@ -67,6 +85,19 @@ impl TorchNetwork for LayeredNetwork {
 
     fn input_kind(&self) -> Kind {
         self.kind
+    }
+
+    fn measure_pointwise(&self) -> tch::Result<Option<Pointwise>> {
+        let (samples, resolution) = self.batch;
+        if self.pointwise != Some(Pointwise::Auto) {
+            return Ok(None);
+        }
+        let input = InputShape::Image { resolution }.size();
+        pointwise::measure(&self.description, input, samples, self.kind)
+    }
+
+    fn set_pointwise(&mut self, measured: Option<Pointwise>) {
+        self.measured = measured;
     }
 
     fn prepared(&self, inputs: NetworkInputs) -> Result<NetworkInputs, Error> {
@@ -157,8 +188,7 @@ pub(super) struct Tensors<'a> {
     pub(super) state: NetworkState<'a>,
     /// One 3×3 filter per channel, for as many channels as the widest blurred layer has.
     pub(super) blur: Option<&'a Tensor>,
-    /// Compute 1×1 convolutions as matrix products, for channels-last activations on a CPU: there libtorch's
-    /// convolution spends up to half of its time on reordering weights.
+    /// Compute 1×1 convolutions as matrix products, for channels-last activations on a CPU.
     pub(super) pointwise_as_product: bool,
     /// Kernels for BatchNorm with batch statistics and the operations after it; `None`: libtorch's.
     pub(super) fused: Option<Fused>,
@@ -308,19 +338,7 @@ impl Tensors<'_> {
             return x.f_conv1d(kernel, none, [stride], [padding], [1], 1);
         }
         if side == 1 && self.pointwise_as_product {
-            let mut pixels = x.f_permute([0, 2, 3, 1])?;
-            if stride > 1 {
-                pixels = pixels.f_slice(1, None, None, stride)?.f_slice(2, None, None, stride)?;
-            }
-            // With more than two dimensions, `linear` chooses between one product and one per image depending on
-            // whether the weight requires a gradient, and the two round differently on some processors. Averaged and
-            // frozen weights, which require none, must give the same bits as trained ones.
-            let mut shape = pixels.size();
-            let channels = shape.pop().unwrap_or_default();
-            shape.push(-1);
-            let matrix = kernel.f_flatten(1, -1)?;
-            let product = pixels.f_reshape([-1, channels])?.f_linear(&matrix, none)?;
-            return product.f_reshape(&shape)?.f_permute([0, 3, 1, 2]);
+            return pointwise::product(x, kernel, stride);
         }
         x.f_conv2d(kernel, none, [stride; 2], [padding; 2], [1, 1], 1)
     }

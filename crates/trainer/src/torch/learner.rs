@@ -14,7 +14,7 @@ use baton_job::message::GeneratedText;
 use baton_model::{InputShape, NetworkDescription};
 use baton_recipe::{
     JobSpec,
-    spec::{Adapter, Augment},
+    spec::{Adapter, Augment, Pointwise},
 };
 use tch::{Device, Kind, Tensor};
 
@@ -648,6 +648,14 @@ impl Learner for TorchLearner {
             weights::Error::Learner(error) => error,
             error => unusable(error.to_string()),
         })
+    }
+
+    fn measure_pointwise(&mut self) -> Result<Option<Pointwise>, Error> {
+        self.network.measure_pointwise().during("measure 1×1 convolutions")
+    }
+
+    fn set_pointwise(&mut self, measured: Option<Pointwise>) {
+        self.network.set_pointwise(measured);
     }
 
     fn gradient(

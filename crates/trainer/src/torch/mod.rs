@@ -13,6 +13,7 @@
 //! | `flat` | position of each tensor in its buffer |
 //! | `network` | what the learner needs of a network |
 //! | `layers` | networks of `crates/model`: the libtorch operations for each kind of layer |
+//! | `pointwise` | 1×1 convolutions on a CPU |
 //! | `program` | networks written by `torch.export` |
 //! | `decoder` | language models of `crates/language` |
 //! | `error_text` | messages of our C++ code |
@@ -46,6 +47,7 @@ mod mixing;
 mod network;
 mod optimizer;
 pub mod peaks;
+mod pointwise;
 pub mod probe;
 mod profiler;
 mod program;

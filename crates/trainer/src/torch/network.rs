@@ -6,6 +6,7 @@ use std::fmt::Debug;
 
 use baton_data::random::Draws;
 use baton_model::{InputShape, NetworkDescription};
+use baton_recipe::spec::Pointwise;
 use tch::{Kind, Tensor};
 
 use crate::{
@@ -49,6 +50,17 @@ pub(super) trait TorchNetwork: Debug + Send {
 
     /// Number format of its inputs.
     fn input_kind(&self) -> Kind;
+
+    /// [`Learner::measure_pointwise`](crate::Learner::measure_pointwise).
+    ///
+    /// # Errors
+    /// Out of memory.
+    fn measure_pointwise(&self) -> tch::Result<Option<Pointwise>> {
+        Ok(None)
+    }
+
+    /// [`Learner::set_pointwise`](crate::Learner::set_pointwise).
+    fn set_pointwise(&mut self, _measured: Option<Pointwise>) {}
 
     /// Outputs (samples, outputs), f32, of a pass without a gradient. `is_interrupted` is called several times; `None`
     /// if it returned true.

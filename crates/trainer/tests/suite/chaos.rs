@@ -31,7 +31,7 @@ use baton_job::{
     exit::Outcome,
     message::{RankReport, Restore},
 };
-use baton_recipe::{JobSpec, Step, progress::Accuracy};
+use baton_recipe::{JobSpec, Step, progress::Accuracy, spec::Pointwise};
 use baton_trainer::{
     BatchEvaluation, Controls, Error, EvaluatedWeights, GenerationContext, JobInputs, Learner,
     Trainer, TrainingJob, Update,
@@ -58,6 +58,9 @@ const RECIPE: [&str; 8] = [
     "evaluation={ every_epochs=2, crop_ratio=1.0 }",
     "augment={ flip=0.5, crop_scale=[0.7, 1.0] }",
 ];
+
+/// What rank 0 measures where the run begins. Elsewhere the opposite is measured, and must be without effect.
+const OF_RUN: Pointwise = Pointwise::Convolution;
 
 // ---- observations of a run ----
 
@@ -101,6 +104,10 @@ impl Watch {
 struct RecordingLearner<L> {
     inner: L,
     watch: Arc<Watch>,
+    /// What it measures for 1×1 convolutions.
+    measured: Pointwise,
+    /// Whether it was set how they are computed.
+    is_set: bool,
     /// The current update.
     step: Arc<AtomicU64>,
     /// Behaves as on a GPU, where an update is queued before the sums of the previous one are read.
@@ -109,6 +116,7 @@ struct RecordingLearner<L> {
 
 impl<L> RecordingLearner<L> {
     fn record(&self, batch: &Batch) {
+        assert!(self.is_set);
         self.watch.moment();
         let mut record = self.watch.record.lock().unwrap();
         record.samples.entry(self.step.load(SeqCst)).or_default().extend(&batch.samples);
@@ -134,6 +142,16 @@ impl<L: Learner> Learner for RecordingLearner<L> {
 
     fn load_initial(&mut self) -> Result<(), learner::Error> {
         self.inner.load_initial()
+    }
+
+    fn measure_pointwise(&mut self) -> Result<Option<Pointwise>, learner::Error> {
+        Ok(Some(self.measured))
+    }
+
+    fn set_pointwise(&mut self, measured: Option<Pointwise>) {
+        assert_eq!(measured, Some(OF_RUN));
+        self.is_set = true;
+        self.inner.set_pointwise(measured);
     }
 
     fn gradient(
@@ -278,9 +296,19 @@ impl<'a, L: Learner + Send + 'static> History<'a, L> {
         let (watch, step) = (self.watch.clone(), Arc::<AtomicU64>::default());
         let current = step.clone();
         let ahead = (self.ahead)(rank);
+        // Without a whole checkpoint, it begins anew if all ranks are lost.
+        let checkpoints = self.store.list().unwrap();
+        let has_begun = checkpoints.iter().any(|entry| entry.state.manifest().is_some());
+        let measured = if rank == 0 && !has_begun { OF_RUN } else { Pointwise::Product };
         let build = move || {
-            let inner = learner(&spec, &input_type)?;
-            Ok(RecordingLearner { inner, watch: watch.clone(), step: current.clone(), ahead })
+            Ok(RecordingLearner {
+                inner: learner(&spec, &input_type)?,
+                watch: watch.clone(),
+                measured,
+                is_set: false,
+                step: current.clone(),
+                ahead,
+            })
         };
         Process { trainer: Trainer::new(job, Box::new(build)).unwrap(), step }
     }
@@ -568,7 +596,12 @@ const WITH_A_NETWORK: [&[&str]; 5] = [
     &["model.blur_pool=true", "loss.label_smoothing=0.1", "precision.compute=bf16"],
     &["precision.fused=true", "train.recompute=['layer1']", "ema={ decay=0.9 }"],
     &["augment={ mixup_alpha=0.4, cutmix_probability=0.5 }", "train.clip_grad_norm=0.5"],
-    &["evaluation.flip=true", "optimizer={ kind='lars', momentum=0.9 }", "precision.fused=true"],
+    &[
+        "evaluation.flip=true",
+        "optimizer={ kind='lars', momentum=0.9 }",
+        "precision.fused=true",
+        "model.pointwise=product",
+    ],
     &["precision={ compute='bf16', fused=true }", "optimizer={ kind='adamw' }"],
 ];
 

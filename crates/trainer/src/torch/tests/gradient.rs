@@ -1,5 +1,7 @@
 //! Gradients and batch statistics.
 
+use baton_recipe::spec::Pointwise;
+
 use super::*;
 use crate::learner::{DeferredScalar, Error, VOTE};
 
@@ -44,6 +46,29 @@ fn loss_along_the_gradient_falls_at_the_rate_of_the_gradient() {
     let h = 1e-4;
     let slope = (loss_at(h) - loss_at(-h)) / (2.0 * h);
     assert!((slope / norm - 1.0).abs() < 0.01, "slope {slope}, norm {norm}");
+}
+
+#[test]
+fn what_was_measured_decides_how_1x1_convolutions_are_computed_unless_the_recipe_does() {
+    let gradient = |overrides: &[&str], measured: Option<Pointwise>| {
+        let mut learner = learner(&[&["model.arch=resnet50"], overrides].concat());
+        learner.set_pointwise(measured);
+        bits(&mut gradient_of(&mut learner, &batch(2)).0)
+    };
+    let product = gradient(&["model.pointwise=product"], None);
+    let convolution = gradient(&["model.pointwise=convolution"], None);
+    assert_ne!(product, convolution);
+    assert_eq!(gradient(&[], None), product);
+    assert_eq!(gradient(&[], Some(Pointwise::Product)), product);
+    assert_eq!(gradient(&[], Some(Pointwise::Convolution)), convolution);
+    assert_eq!(gradient(&["model.pointwise=product"], Some(Pointwise::Convolution)), product);
+    let measures = |overrides: &[&str]| {
+        let measured = learner(&[&["model.arch=resnet50"], overrides].concat()).measure_pointwise();
+        measured.unwrap().is_some()
+    };
+    assert!(measures(&[]));
+    assert!(!measures(&["model.pointwise=product"]));
+    assert!(!measures(&["model.channels_last=false"]));
 }
 
 #[test]
