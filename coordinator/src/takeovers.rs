@@ -447,6 +447,8 @@ impl TakeoverHistory {
                 renews: lease.renews,
                 renewals: lease.renewals,
                 released: lease.released,
+                job: lease.job,
+                over: lease.over,
             });
             let slow = !self.is_calm && self.has_faults && self.rng.u8(0..20) == 0;
             self.schedule(if slow { 0..=5_000 } else { 1..=50 }, Happens::Sees(agent, seen));

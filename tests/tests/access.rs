@@ -275,6 +275,88 @@ async fn with_tls_another_node_takes_over_and_refuses_and_accepts_the_same_token
     }
 }
 
+/// A job that saves only in its end, whose coordinator was started again with tokens of which its agent has none.
+struct Retokened {
+    cluster: Cluster,
+    certs: PathBuf,
+    /// The new tokens.
+    others: PathBuf,
+    _folders: [tempfile::TempDir; 2],
+}
+
+impl Retokened {
+    async fn new() -> Self {
+        let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
+        let [certs, others] = folders.each_ref().map(|folder| certs(folder.path()));
+        let mut cluster = Cluster::endless().set("checkpoint={ every_epochs=0 }");
+        let mut flags = secured(&certs);
+        cluster.start_coordinator(&flags.iter().map(String::as_str).collect::<Vec<_>>()).await;
+        let ca = certs.join("ca.pem").display().to_string();
+        let token = certs.join("agent.token").display().to_string();
+        let environment = [("BATON_TOKEN_FILE".to_owned(), token)];
+        cluster.start_agent_with("a", 1, &["--tls-ca", &ca], &environment);
+        let found = Self { cluster, certs, others, _folders: folders };
+        let trains = async || found.trains("viewer", &found.certs).then_some(());
+        found.cluster.until("the job trains", trains).await;
+
+        let Self { mut cluster, certs, others, _folders } = found;
+        cluster.kill_coordinator().await;
+        fs::copy(others.join("tokens"), certs.join("tokens")).unwrap();
+        flags.extend(cluster.same_address());
+        cluster.start_coordinator(&flags.iter().map(String::as_str).collect::<Vec<_>>()).await;
+        let refused =
+            async || cluster.log("agent").contains("does not know that token").then_some(());
+        cluster.until("the agent is refused", refused).await;
+        Self { cluster, certs, others, _folders }
+    }
+
+    fn ask(&self, arguments: &[&str], token: &Path) -> Output {
+        let ca = self.certs.join("ca.pem").display().to_string();
+        let url = self.cluster.url();
+        let at = ["--coordinator", &url, "--tls-ca", &ca];
+        baton(&[arguments, &at].concat(), &[("BATON_TOKEN_FILE", token)])
+    }
+
+    fn trains(&self, role: &str, tokens: &Path) -> bool {
+        let status = self.ask(&["status", "--json"], &tokens.join(format!("{role}.token")));
+        let status: Value = serde_json::from_slice(&status.stdout).unwrap_or_default();
+        status["phase"] == "training" && status["latest"]["step"].as_u64() > Some(0)
+    }
+}
+
+#[tokio::test]
+async fn an_agent_whose_token_was_replaced_takes_part_again_with_the_state_of_its_ranks() {
+    let job = Retokened::new().await;
+    let ranks = job.cluster.rank_pids(0);
+    fs::copy(job.others.join("agent.token"), job.certs.join("agent.token")).unwrap();
+    let trains = async || job.trains("viewer", &job.others).then_some(());
+    job.cluster.until("the coordinator has its rank again", trains).await;
+    assert_eq!(job.cluster.rank_pids(0), ranks);
+}
+
+#[tokio::test]
+async fn ranks_that_a_drain_cannot_reach_learn_from_the_store_that_the_job_has_ended_and_save() {
+    let job = Retokened::new().await;
+    let operator = job.others.join("operator.token");
+    let waits = async || {
+        let status = job.ask(&["status", "--json"], &operator).stdout;
+        let status: Value = serde_json::from_slice(&status).unwrap_or_default();
+        (status["phase"] == "gathering").then_some(())
+    };
+    job.cluster.until("the coordinator waits for agents", waits).await;
+    assert_eq!(job.cluster.checkpoint_names(), [""; 0]);
+    let drained = job.ask(&["drain"], &operator);
+    assert!(drained.status.success(), "{}", stderr(&drained));
+    let Retokened { mut cluster, .. } = job;
+    let (code, _) = cluster.coordinator_ends().await;
+    assert_eq!(code, Some(i32::from(exit::DRAINED)));
+    let log = cluster.log("coordinator");
+    assert!(log.contains("agents that still run and can read the checkpoint store"), "{log}");
+    let ended = cluster.agent_ends(0).await;
+    assert_eq!(ended.code(), Some(i32::from(exit::DRAINED)), "{}", cluster.log("agent"));
+    assert_eq!(cluster.checkpoint_names().len(), 1, "{}", cluster.log("agent"));
+}
+
 #[tokio::test]
 async fn a_wrong_client_certificate_is_named_as_such() {
     let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];

@@ -3,11 +3,12 @@
 //! While the coordinator does not answer, the agent reads its lease in the checkpoint store (`baton_checkpoint::Lease`). If
 //! that names another address, the agent connects there. If it is not renewed for some seconds, by this agent's clock, the
 //! coordinator is gone, and the agent starts one, which takes the next lease; of several agents one succeeds. A
-//! coordinator that serves others renews its lease, so an agent that is only cut off from it never takes over.
+//! coordinator that serves others renews its lease, so an agent that is only cut off from it never takes over. If the lease
+//! says that the coordinator has ended together with the job, the agent lets its ranks save and stop.
 
 use std::time::Duration;
 
-use crate::time::Time;
+use crate::{ids::JobId, time::Time};
 
 /// How often a coordinator renews its lease.
 pub const RENEWAL_INTERVAL: Duration = Duration::from_secs(1);
@@ -42,6 +43,10 @@ pub struct SeenLease {
     pub renewals: u64,
     /// Whether the coordinator has ended, and another one should take over.
     pub released: bool,
+    /// The job.
+    pub job: JobId,
+    /// Whether the coordinator has ended together with the job.
+    pub over: bool,
 }
 
 /// What the agent must do.
@@ -54,6 +59,8 @@ pub enum StandbyAction {
         /// Number of the lost coordinator's lease.
         after: u64,
     },
+    /// Leave: the job has ended while this agent could not be told.
+    Leave,
 }
 
 /// State machine of an agent whose coordinator may be lost.
@@ -167,8 +174,13 @@ impl Standby {
         let unchanged = began.since(since);
         let expiry = if lease.released { Duration::ZERO } else { EXPIRY };
         let is_lost = lease.renews && unchanged >= expiry + STEP * self.place;
+        // Whoever starts the job again at once finds its ranks.
+        let is_over = lease.over && unchanged >= EXPIRY;
         let after = lease.number;
         self.seen = Some((lease, since));
+        if is_over {
+            return Some(StandbyAction::Leave);
+        }
         if !is_lost || !self.can_take_over || self.serves || now < self.start_at {
             return None;
         }
@@ -188,7 +200,9 @@ mod tests {
     }
 
     fn lease(renewals: u64) -> SeenLease {
-        SeenLease { number: 3, address: None, renews: true, renewals, released: false }
+        let job = JobId::default();
+        let (renews, released, over) = (true, false, false);
+        SeenLease { number: 3, address: None, renews, renewals, released, job, over }
     }
 
     /// One that the coordinator answered at 0 s, with this many nodes before it.
@@ -196,6 +210,22 @@ mod tests {
         let mut standby = Standby::new(true, at(0.0));
         standby.set_place(Some(8 * place + 3), 8);
         standby
+    }
+
+    #[test]
+    fn who_learns_that_the_job_has_ended_leaves_unless_it_is_started_again_at_once() {
+        let over = |renewals| SeenLease { renews: false, over: true, ..lease(renewals) };
+        for can_take_over in [true, false] {
+            let mut standby = Standby::new(can_take_over, at(0.0));
+            assert_eq!(standby.tick(at(2.0)), Some(StandbyAction::Look));
+            assert_eq!(standby.seen(at(2.0), Some(over(7))), None);
+            assert_eq!(standby.tick(at(5.9)), Some(StandbyAction::Look));
+            assert_eq!(standby.seen(at(5.9), Some(over(7))), None);
+            assert_eq!(standby.tick(at(6.5)), Some(StandbyAction::Look));
+            let next = Some(SeenLease { number: 4, ..lease(0) });
+            assert_eq!(standby.clone().seen(at(6.5), next), None);
+            assert_eq!(standby.seen(at(6.5), Some(over(7))), Some(StandbyAction::Leave));
+        }
     }
 
     /// Looks at every time when it wants to, for so many seconds; returns when it takes over.

@@ -247,8 +247,8 @@ impl Agent {
                     self.welcome(welcome)?;
                 }
                 Ok(Some(AgentInput::LeaseSeen(lease))) => {
-                    if self.lease_seen(lease) {
-                        return Ok(Event::Redirected);
+                    if let Some(event) = self.lease_seen(lease) {
+                        return Ok(event);
                     }
                 }
                 Ok(Some(AgentInput::CoordinatorEnded)) => {
@@ -263,6 +263,7 @@ impl Agent {
                         warn!(%failure, "not admitted; tries again");
                         self.last_refusal = failure.message;
                     }
+                    self.renew_token();
                     return Ok(Event::Disconnected);
                 }
                 // By somebody else's coordinator, of another version.
@@ -383,13 +384,29 @@ impl Agent {
         }
     }
 
-    /// Returns whether the coordinator is somewhere else now.
-    fn lease_seen(&mut self, lease: Option<SeenLease>) -> bool {
+    /// Returns what the lease says, if the coordinator is somewhere else now, or the job has ended.
+    fn lease_seen(&mut self, mut lease: Option<SeenLease>) -> Option<Event> {
         let now = self.now();
         let first_rank = self.ranks.lock().values().min().copied();
-        let Some(standby) = &mut self.standby else { return false };
-        standby.seen(now, (first_rank, self.slots), lease);
-        standby.address().is_some_and(|address| self.uplink.learn(now, address))
+        let standby = self.standby.as_mut()?;
+        if let Some(lease) = &mut lease {
+            // An agent without a job waits for the next one.
+            let job = self.welcome.as_ref().map(|welcome| welcome.job_id);
+            lease.over &= job == Some(lease.job);
+        }
+        if standby.seen(now, (first_rank, self.slots), lease) {
+            let reason = "the job has ended while its coordinator could not be reached".to_owned();
+            return Some(Event::InterruptionNotice { reason, end: None });
+        }
+        let has_moved = standby.address().is_some_and(|address| self.uplink.learn(now, address));
+        has_moved.then_some(Event::Redirected)
+    }
+
+    /// Reads the agent's token again: somebody may have replaced it, as that of the coordinator.
+    fn renew_token(&self) {
+        if let Ok(credentials) = self.args.access.credentials(|name| std::env::var(name).ok()) {
+            self.uplink.set_bearer(credentials.bearer());
+        }
     }
 
     /// Fails if no coordinator has ever answered within the limit.

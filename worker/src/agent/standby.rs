@@ -201,17 +201,21 @@ impl StandbyNode {
         }
     }
 
-    /// The lease was read; the first rank of this node is one of so many.
+    /// The lease was read; the first rank of this node is one of so many. Returns whether the agent must leave, because the
+    /// job has ended.
     pub(super) fn seen(
         &mut self,
         now: Time,
         (first_rank, slots): (Option<u32>, u32),
         lease: Option<SeenLease>,
-    ) {
+    ) -> bool {
         self.state.set_place(first_rank, slots);
-        if let Some(StandbyAction::TakeOver { after }) = self.state.seen(now, lease) {
-            self.take_over(now, after);
+        match self.state.seen(now, lease) {
+            Some(StandbyAction::TakeOver { after }) => self.take_over(now, after),
+            Some(StandbyAction::Leave) => return true,
+            Some(StandbyAction::Look) | None => {}
         }
+        false
     }
 
     /// Starts a coordinator.
@@ -303,6 +307,8 @@ fn read_leases(location: &str, requested: &Receiver<()>, queue: &InputQueue) {
             renews: lease.renews,
             renewals: lease.renewals,
             released: lease.released,
+            job: lease.job,
+            over: lease.over,
         });
         if queue.send(AgentInput::LeaseSeen(seen)).is_err() {
             return;

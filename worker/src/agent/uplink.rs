@@ -29,7 +29,7 @@ const RECEIVE_WINDOW_BYTES: u32 = 4 << 20;
 /// Makes other calls to the coordinator, outside the stream of reports.
 pub(super) struct Caller {
     endpoint: SharedEndpoint,
-    bearer: Bearer,
+    bearer: Arc<Mutex<Bearer>>,
 }
 
 /// The coordinator that has answered, or else that of the flag.
@@ -44,7 +44,8 @@ impl Caller {
         let endpoint = self.endpoint.lock().clone();
         let channel = endpoint.connect().await;
         let channel = channel.map_err(|error| Status::unavailable(innermost(&error)))?;
-        let mut client = NodeServiceClient::with_interceptor(channel, self.bearer.clone());
+        let bearer = self.bearer.lock().clone();
+        let mut client = NodeServiceClient::with_interceptor(channel, bearer);
         client.ship_logs(lines).await.map(drop)
     }
 }
@@ -59,7 +60,8 @@ pub(super) struct Uplink {
     /// That of the newest lease whose address can be used.
     lease_endpoint: Option<Endpoint>,
     credentials: ClientCredentials,
-    bearer: Bearer,
+    /// Shared with every [`Caller`].
+    bearer: Arc<Mutex<Bearer>>,
     stream: Option<JoinHandle<()>>,
     queue: InputQueue,
     outbox: Option<mpsc::UnboundedSender<v1::Frame>>,
@@ -82,7 +84,7 @@ impl Uplink {
             connected_to: endpoint.clone(),
             flag_endpoint: endpoint,
             lease_endpoint: None,
-            bearer: credentials.bearer(),
+            bearer: Arc::new(Mutex::new(credentials.bearer())),
             credentials: credentials.clone(),
             queue,
             stream: None,
@@ -149,6 +151,11 @@ impl Uplink {
         Caller { endpoint: self.endpoint.clone(), bearer: self.bearer.clone() }
     }
 
+    /// Uses this token from the next connection on.
+    pub(super) fn set_bearer(&self, bearer: Bearer) {
+        *self.bearer.lock() = bearer;
+    }
+
     /// Error of the last failed connection.
     pub(super) fn last_error(&self) -> String {
         self.last_error.lock().clone()
@@ -166,7 +173,7 @@ impl Uplink {
         };
         let endpoint = lease.unwrap_or(&self.flag_endpoint).clone();
         self.connected_to = endpoint.clone();
-        let bearer = self.bearer.clone();
+        let bearer = self.bearer.lock().clone();
         let queue = self.queue.clone();
         let last_error = self.last_error.clone();
         let stream = tokio::spawn(async move {

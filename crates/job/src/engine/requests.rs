@@ -185,8 +185,28 @@ impl Engine {
         }
         let is_opening = self.lifecycle.opening.is_some();
         if !is_opening && matches!(self.lifecycle.phase, Phase::Gathering) {
+            let reason = match self.unsaved_state() {
+                Some(unsaved) => format!("{reason}; {unsaved}"),
+                None => reason,
+            };
             self.end(now, Outcome::Drained { reason });
         }
+    }
+
+    /// Text about steps that ranks have made and that are in no checkpoint, while no rank can be reached.
+    fn unsaved_state(&self) -> Option<String> {
+        let reached = self.results.reached;
+        let saved = self.results.commit.as_ref().map(|commit| commit.step);
+        let otherwise = match saved {
+            Some(saved) => format!("the job continues from the checkpoint of step {saved}"),
+            None => "the job begins anew, as it has saved no checkpoint".to_owned(),
+        };
+        (saved < Some(reached) && reached > Step(0)).then(|| {
+            format!(
+                "no agent that is connected has the state after step {reached}: agents that still run and can read the \
+                 checkpoint store save it within seconds; otherwise {otherwise}"
+            )
+        })
     }
 
     pub(super) fn send_drain_if_requested(&mut self, now: Time) {

@@ -223,6 +223,26 @@ fn every_request_in_every_phase_is_carried_out_or_refused() {
 }
 
 #[test]
+fn a_drain_that_reaches_no_rank_says_what_they_may_have() {
+    let mut engine = training(&[1, 1]);
+    report(&mut engine, at(8.0), 0, stepped(40));
+    report(&mut engine, at(9.0), 0, RankReport::Saved(commit(1, 30)));
+    for node in [0, 1] {
+        detach(&mut engine, at(10.0), node);
+    }
+    while engine.status().phase != PhaseName::Gathering {
+        let until = engine.deadline().unwrap();
+        tick(&mut engine, until);
+    }
+
+    drain(&mut engine, at(60.0));
+
+    let outcome = engine.outcome().unwrap().to_string();
+    assert!(outcome.contains("has the state after step 40"), "{outcome}");
+    assert!(outcome.contains("continues from the checkpoint of step 30"), "{outcome}");
+}
+
+#[test]
 fn a_drain_while_the_nodes_are_too_few_saves_what_their_ranks_hold() {
     let mut engine = training(&[1, 1]);
     engine.policy.min_ranks = 2;
