@@ -37,6 +37,7 @@ mod tests {
             loss: None,
             gradient_norm: None,
             samples: vec![],
+            evaluated: None,
         };
         WrittenDiagnosis {
             number: 2,

@@ -125,6 +125,7 @@ mod tests {
             loss: Some(AWKWARD),
             gradient_norm: None,
             samples: vec![u64::MAX],
+            evaluated: Some(Step(5)),
         }
     }
 

@@ -76,7 +76,11 @@ def call_baton(*arguments: Any) -> list[dict[str, Any]]:
 def job_error(exit_code: int, errors: str) -> JobError:
     """The error of a command that has ended with this code and text."""
     lines = errors.splitlines() or [f"baton ended with exit code {exit_code}"]
-    return JobError(lines[-1].removeprefix("error: "), exit_code)
+    begin = max((at for at, line in enumerate(lines) if line.startswith("error: ")), default=len(lines) - 1)
+    # An empty line and a hint at --help may follow.
+    end = next((at for at, line in enumerate(lines) if at > begin and not line.strip()), len(lines))
+    text = " ".join(line.strip() for line in lines[begin:end])
+    return JobError(text.removeprefix("error: "), exit_code)
 
 
 def _can_run(program: Path) -> bool:

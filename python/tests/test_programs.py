@@ -75,3 +75,21 @@ def test_a_program_that_does_not_start_is_named(tmp_path):
 
 def test_a_program_gets_no_input(programs):
     assert _programs.run([programs("baton", "cat; echo end")]).stdout == "end\n"
+
+
+@pytest.mark.parametrize(
+    ("errors", "text"),
+    [
+        ("note\nerror: the job has ended\n", "the job has ended"),
+        (
+            "error: invalid value '0' for '--steps <N>'\n\nFor more information, try '--help'.\n",
+            "invalid value '0' for '--steps <N>'",
+        ),
+        ("error: these are missing:\n  --out <FILE>\n\nUsage: baton\n", "these are missing: --out <FILE>"),
+        ("Killed\n", "Killed"),
+        ("", "baton ended with exit code 2"),
+    ],
+)
+def test_the_error_of_a_command_is_all_that_it_says_and_no_hint_at_its_help(errors, text):
+    error = _programs.job_error(2, errors)
+    assert (str(error), error.exit_code) == (text, 2)

@@ -71,7 +71,7 @@ pub use manifest::{Manifest, RegionInfo, ShardEntry, TensorInfo, VERSION};
 pub use name::{CheckpointReference, MANIFEST, SaveId};
 pub use prune_decision::{KeepReason, PruneDecision, RemovalReason, prune_decisions};
 pub use restore::{ResumePoint, gone};
-pub use retention::{Pruned, Retention};
+pub use retention::{GuardedSteps, Pruned, Retention};
 pub use shard::{ShardHeader, slice_of};
 pub use snapshot::Snapshot;
 pub use store::{Entry, EntryState, Store, UNFINISHED};

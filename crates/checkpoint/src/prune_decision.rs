@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use baton_recipe::progress::Accuracy;
+use baton_recipe::{Step, progress::Accuracy};
 
 use crate::{Entry, EntryState, Manifest, Retention, SaveId};
 
@@ -28,6 +28,8 @@ pub enum KeepReason {
     Last(u32),
     /// It has the best score.
     Best,
+    /// Training goes back to it if it turns out that it has diverged already.
+    Guard,
     /// It was saved at the end of an epoch that `keep_every_epochs`, the number, selects.
     EveryEpochs(u32),
     /// It belongs to another run.
@@ -59,6 +61,8 @@ pub fn prune_decisions(entries: &[Entry], retention: &Retention) -> Vec<PruneDec
     let newest = ours.first().map(|manifest| manifest.id());
     let best = if retention.keep_best { best_of_each_series(&ours) } else { Vec::new() };
 
+    let guarded = guarded(&ours, retention);
+
     let decision = |entry: &Entry| match &entry.state {
         EntryState::Damaged(_) => PruneDecision::Kept(vec![KeepReason::Damaged]),
         EntryState::Newer(_) => PruneDecision::Kept(vec![KeepReason::Newer]),
@@ -80,7 +84,10 @@ pub fn prune_decisions(entries: &[Entry], retention: &Retention) -> Vec<PruneDec
             let age_rank = ours.iter().position(|ours| ours.id() == entry.id);
             match age_rank {
                 None => PruneDecision::Removed(RemovalReason::Invalidated),
-                Some(age_rank) => reasons(manifest, age_rank, best.contains(&entry.id), retention),
+                Some(age_rank) => {
+                    let is_kept = [&best, &guarded].map(|kept| kept.contains(&entry.id));
+                    reasons(manifest, age_rank, is_kept, retention)
+                }
             }
         }
     };
@@ -104,11 +111,27 @@ fn best_of_each_series(manifests: &[&Manifest]) -> Vec<SaveId> {
     series.into_iter().map(|(_, (id, _))| id).collect()
 }
 
+/// Of these checkpoints, newest first, those that training goes back to if it has diverged and this was not noticed
+/// before the newest one.
+fn guarded(ours: &[&Manifest], retention: &Retention) -> Vec<SaveId> {
+    let (Some(guard), Some(newest)) = (retention.guard, ours.first()) else { return Vec::new() };
+    let newest_up_to = |step: Step| ours.iter().find(|manifest| manifest.step <= step);
+    let is_in_window =
+        |manifest: &&&Manifest| newest.step.0.saturating_sub(manifest.step.0) < guard.window.into();
+    let before_window = newest.step.0.checked_sub(guard.window.into()).map(Step);
+    // It replaces the one before the window when it is old enough.
+    let next = ours.iter().rev().find(|manifest| is_in_window(manifest));
+    // The newest one is saved before its own evaluation.
+    let evaluated = newest.progress.evaluated_at.filter(|_| guard.evaluations);
+    let kept = [before_window.and_then(newest_up_to), next, evaluated.and_then(newest_up_to)];
+    kept.into_iter().flatten().map(|manifest| manifest.id()).collect()
+}
+
 /// The decision for a good checkpoint of the run; `age_rank` is the number of newer good checkpoints.
 fn reasons(
     manifest: &Manifest,
     age_rank: usize,
-    is_best: bool,
+    [is_best, is_guarded]: [bool; 2],
     retention: &Retention,
 ) -> PruneDecision {
     let (last, every) = (retention.keep_last.max(1), retention.keep_every_epochs);
@@ -123,6 +146,8 @@ fn reasons(
     kept.extend(is_best.then_some(KeepReason::Best));
     let is_of_every = ends_epoch && progress.epoch.0.is_multiple_of(every);
     kept.extend(is_of_every.then_some(KeepReason::EveryEpochs(every)));
+    // Not named where there are other reasons.
+    kept.extend((is_guarded && kept.is_empty()).then_some(KeepReason::Guard));
     if kept.is_empty() {
         PruneDecision::Removed(RemovalReason::NotAskedFor)
     } else {
@@ -155,6 +180,7 @@ impl fmt::Display for KeepReason {
             Self::Newest => f.write_str("newest"),
             Self::Last(last) => write!(f, "last {last}"),
             Self::Best => f.write_str("best"),
+            Self::Guard => f.write_str("in case training has diverged"),
             Self::EveryEpochs(1) => f.write_str("every epoch"),
             Self::EveryEpochs(every) => write!(f, "every {every} epochs"),
             Self::OutsideRun => f.write_str("outside this run"),

@@ -5,6 +5,7 @@
 //! that has been replaced must remove nothing, so the fence is checked before each removal.
 
 use baton_job::{Generation, message::Restore};
+use baton_recipe::spec::Guard;
 
 use crate::{PruneDecision, Store, prune_decisions};
 
@@ -17,11 +18,32 @@ pub struct Retention {
     pub keep_best: bool,
     /// Also keep checkpoints from the end of every n-th epoch; 0 disables this.
     pub keep_every_epochs: u32,
+    /// What a divergence that is noticed from now on must leave; `None`: the guard is off.
+    pub guard: Option<GuardedSteps>,
     /// Which checkpoints the run may resume from. Checkpoints of another run are left alone; checkpoints that a
     /// rollback invalidated do not count and are removed.
     pub restore: Restore,
     /// The generation that prunes.
     pub generation: Generation,
+}
+
+/// The checkpoints that training can go back to if it turns out that it has diverged:
+/// [`Diagnosis::invalid_from`](baton_recipe::guard::Diagnosis::invalid_from).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GuardedSteps {
+    /// Steps over which the loss is averaged: one checkpoint is at least as much older than the newest one.
+    pub window: u32,
+    /// Whether evaluations are watched: one checkpoint is not newer than the last of them.
+    pub evaluations: bool,
+}
+
+impl GuardedSteps {
+    /// Those of a recipe.
+    #[must_use]
+    pub fn of(guard: &Guard) -> Option<Self> {
+        let (window, evaluations) = (guard.window, guard.accuracy_collapse > 0.0);
+        guard.enabled.then_some(Self { window, evaluations })
+    }
 }
 
 /// Result of pruning.

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Epoch, Step,
     progress::{Accuracy, Progress, better},
-    spec::{Compute, Guard, JobSpec},
+    spec::{Compute, Guard, GuardRemedy, JobSpec},
     task::{self, Metric, MetricDirection, Reduction, number},
 };
 
@@ -84,6 +84,9 @@ pub struct Diagnosis {
     /// Positions in the data set: samples of the micro-batches whose loss is not finite, else the first samples of the
     /// batch.
     pub samples: Vec<u64>,
+    /// After a collapse: step of the evaluation before it, if there was one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub evaluated: Option<Step>,
 }
 
 /// Maximum number of samples named in a diagnosis.
@@ -206,7 +209,7 @@ impl std::fmt::Display for Divergence {
 
 impl std::fmt::Display for Diagnosis {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { divergence, step, batch, lr, loss, gradient_norm, samples } = self;
+        let Self { divergence, step, batch, lr, loss, gradient_norm, samples, evaluated: _ } = self;
         let BatchMark { epoch, cursor } = batch;
         write!(
             f,
@@ -228,6 +231,25 @@ impl std::fmt::Display for Diagnosis {
 }
 
 impl Diagnosis {
+    /// The first step from which on no state is used any more. The state in which training diverged always is one of
+    /// them: its loss does not depend on the learning rate. A mean loss rises over a window, and a collapse happens between
+    /// two evaluations: all states of that time may be damaged.
+    #[must_use]
+    pub fn invalid_from(&self, guard: &Guard) -> Step {
+        match self.divergence {
+            Divergence::AccuracyCollapsed { .. } => {
+                self.evaluated.map_or(self.step, |good| self.step.min(good.next()))
+            }
+            // Without the two batches that are to blame.
+            Divergence::LossRose { .. } if guard.remedy == GuardRemedy::LowerLr => {
+                Step((self.step.0 + 1).saturating_sub(guard.window.into()))
+            }
+            Divergence::LossRose { .. }
+            | Divergence::LossNotFinite
+            | Divergence::GradientNotFinite => self.step,
+        }
+    }
+
     /// Suggestions for the user, the most promising first.
     #[must_use]
     pub fn advice(&self, spec: &JobSpec) -> Vec<String> {
@@ -449,6 +471,7 @@ mod tests {
                 loss: None,
                 gradient_norm: None,
                 samples: samples.to_vec(),
+                evaluated: None,
             };
             diagnosis.advice(&kit::recipe(&[], changes))
         };

@@ -13,8 +13,8 @@ use std::{
 };
 
 use baton_checkpoint::{
-    FlatRegion, Float, FrozenEntry, Manifest, RegionInfo, Retention, SaveId, ShardEntry,
-    StateLayout, Store, TensorInfo,
+    FlatRegion, Float, FrozenEntry, GuardedSteps, Manifest, RegionInfo, Retention, SaveId,
+    ShardEntry, StateLayout, Store, TensorInfo,
 };
 use baton_collectives::Collective;
 use baton_job::{
@@ -494,6 +494,7 @@ fn retention(generation: Generation, restore: &Restore, job: &TrainingJob) -> Re
         keep_last: job.spec.checkpoint.keep_last,
         keep_best: job.spec.checkpoint.keep_best,
         keep_every_epochs: job.spec.checkpoint.keep_every_epochs,
+        guard: GuardedSteps::of(&job.spec.guard),
         restore: restore.clone(),
         generation,
     }

@@ -494,6 +494,7 @@ impl<L: Learner> Trainer<L> {
                 loss: raw.get("loss"),
                 gradient_norm: None,
                 samples: Vec::new(),
+                evaluated: progress.evaluated_at,
             })));
         }
         progress.record_evaluation(raw.clone(), ema.clone(), extent);

@@ -74,6 +74,7 @@ pub(crate) fn read<L: Learner>(
             loss: finite(loss),
             gradient_norm: finite(norm),
             samples: pending.suspects.gather_samples(collective)?,
+            evaluated: None,
         })));
     }
     *watch = watched;

@@ -169,6 +169,7 @@ fn a_status_has_the_reason_why_the_step_went_back() {
         loss: None,
         gradient_norm: Some(3.5),
         samples: vec![7],
+        evaluated: None,
     };
     let rollback = Rollback { generation: Generation(2), before: Step(41), skip: None };
     let incident = Incident { generation: Generation(1), diagnosis, rollback: Some(rollback) };

@@ -9,7 +9,7 @@ use std::{
 };
 
 use baton_checkpoint::{
-    EntryState, Error, KeepReason, Manifest, NewerVersion, PruneDecision, RegionInfo,
+    EntryState, Error, GuardedSteps, KeepReason, Manifest, NewerVersion, PruneDecision, RegionInfo,
     RemovalReason, Retention, SaveId, Snapshot, Store, TensorInfo, VERSION,
     export::{self, Float, Weights},
     prune_decisions, slice_of,
@@ -382,6 +382,47 @@ fn retention_keeps_the_last_and_the_best_and_ignores_other_runs() {
     assert!(pruned.warnings.is_empty(), "{:?}", pruned.warnings);
     let kept = [id(2, 50), id(2, 40), id(2, 20), id(1, 50)].map(|id| id.name());
     assert_eq!(names(&f.store), kept);
+}
+
+#[test]
+fn with_the_guard_a_checkpoint_from_before_a_divergence_that_is_not_noticed_yet_is_kept() {
+    let kept = |evaluations: bool, evaluated: Option<u64>| {
+        let f = fixture();
+        for step in [5, 10, 15, 20, 25, 30] {
+            let mut manifest = written(&f.store, id(1, step), 1);
+            manifest.progress.evaluated_at = evaluated.map(Step);
+            f.store.commit(&manifest).unwrap();
+        }
+        let guard = Some(GuardedSteps { window: 12, evaluations });
+        f.store.prune(&Retention { guard, ..keep(1, false, 0, 1) });
+        let names = names(&f.store);
+        let steps = [5, 10, 15, 20, 25, 30].into_iter();
+        steps.filter(|step| names.contains(&id(1, *step).name())).collect::<Vec<_>>()
+    };
+    assert_eq!(kept(true, None), [15, 20, 30]);
+    assert_eq!(kept(true, Some(11)), [10, 15, 20, 30]);
+    assert_eq!(kept(true, Some(29)), [15, 20, 25, 30]);
+    assert_eq!(kept(true, Some(30)), [15, 20, 30]);
+    assert_eq!(kept(false, Some(11)), [15, 20, 30]);
+}
+
+#[test]
+fn with_the_guard_there_is_a_checkpoint_from_before_its_window_however_often_one_is_saved() {
+    for every in [1, 5, 11, 30] {
+        let f = fixture();
+        let guard = Some(GuardedSteps { window: 12, evaluations: true });
+        for step in (1..8).map(|number| number * every) {
+            saved(&f.store, id(1, step), 1);
+            f.store.prune(&Retention { guard, ..keep(1, false, 0, 1) });
+            let found = names(&f.store);
+            assert!(found.len() <= 3, "{found:?}");
+            let older = found.iter().any(|name| {
+                let id: SaveId = SaveId::parse(name).unwrap();
+                id.step.0 + 12 <= step
+            });
+            assert!(older || step < every + 12, "{found:?}");
+        }
+    }
 }
 
 /// Commits a checkpoint `cursor` samples after the end of epoch `epoch`.

@@ -13,7 +13,7 @@ use crate::{
     message::Rollback,
 };
 use baton_recipe::{
-    JobSpec, Step,
+    JobSpec,
     guard::{Diagnosis, Divergence},
     spec::{Guard, GuardRemedy},
 };
@@ -32,12 +32,15 @@ pub struct Incident {
 impl Incident {
     /// What this has invalidated if it ended the job and was a collapse.
     #[must_use]
-    pub fn end_by_collapse(&self) -> Option<Rollback> {
-        let Diagnosis { divergence, step, .. } = self.diagnosis;
+    pub fn end_by_collapse(&self, guard: &Guard) -> Option<Rollback> {
         let is_end = self.rollback.is_none();
-        let has_collapsed = matches!(divergence, Divergence::AccuracyCollapsed { .. });
         let generation = self.generation.next();
-        (is_end && has_collapsed).then_some(Rollback { generation, before: step, skip: None })
+        let before = self.diagnosis.invalid_from(guard);
+        (is_end && has_collapsed(&self.diagnosis)).then_some(Rollback {
+            generation,
+            before,
+            skip: None,
+        })
     }
 
     /// What was done, as text.
@@ -55,6 +58,11 @@ impl Incident {
     }
 }
 
+/// Whether it is an evaluation that shows the divergence: no batch is to blame.
+fn has_collapsed(diagnosis: &Diagnosis) -> bool {
+    matches!(diagnosis.divergence, Divergence::AccuracyCollapsed { .. })
+}
+
 /// All incidents of the job, in order.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Divergences {
@@ -67,8 +75,8 @@ impl Divergences {
     }
 
     /// What a collapse has invalidated that ended the job: its checkpoint was committed before the evaluation.
-    pub(super) fn end_by_collapse(&self) -> impl Iterator<Item = Rollback> {
-        self.incidents.iter().filter_map(Incident::end_by_collapse)
+    pub(super) fn end_by_collapse(&self, guard: &Guard) -> impl Iterator<Item = Rollback> {
+        self.incidents.iter().filter_map(|incident| incident.end_by_collapse(guard))
     }
 
     /// Whether a rollback is pending, to be carried out by the generation after `generation`.
@@ -82,22 +90,15 @@ impl Divergences {
         &self,
         diagnosis: &Diagnosis,
         guard: &Guard,
-        began_at: Option<Step>,
         next: Generation,
     ) -> Option<Rollback> {
         let attempts = self.rollbacks().count();
         if !guard.enabled || attempts >= guard.max_rollbacks as usize {
             return None;
         }
-        // If the generation could not complete a single step, the state that it began with is already invalid.
-        let made_no_step = began_at == Some(diagnosis.step);
-        // The state of this step was evaluated, and its checkpoint may be committed already.
-        let has_collapsed = matches!(diagnosis.divergence, Divergence::AccuracyCollapsed { .. });
-        let before =
-            if made_no_step || has_collapsed { diagnosis.step } else { diagnosis.step.next() };
-        let skips = guard.remedy == GuardRemedy::SkipBatch && !has_collapsed;
+        let skips = guard.remedy == GuardRemedy::SkipBatch && !has_collapsed(diagnosis);
         let skip = skips.then_some(diagnosis.batch);
-        Some(Rollback { generation: next, before, skip })
+        Some(Rollback { generation: next, before: diagnosis.invalid_from(guard), skip })
     }
 
     /// The outcome of a job for which no remedy is left.

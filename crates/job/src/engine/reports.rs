@@ -403,7 +403,8 @@ impl Engine {
         let origin = self.origin.restore.clone();
         let rollbacks = self.divergences.rollbacks().cloned().collect();
         let before = origin.invalidated.iter().chain(&origin.rollbacks).cloned();
-        let invalidated = before.chain(self.divergences.end_by_collapse()).collect();
+        let ended = self.divergences.end_by_collapse(&self.spec.guard);
+        let invalidated = before.chain(ended).collect();
         let commit = self.results.commit.as_ref();
         let last_saved =
             commit.map(|commit| (commit.generation, commit.step)).or(origin.last_saved);
@@ -419,8 +420,8 @@ impl Engine {
         {
             return;
         }
-        let (guard, began_at) = (&self.spec.guard, self.lifecycle.began_at);
-        let rollback = self.divergences.remedy(&diagnosis, guard, began_at, generation.next());
+        let guard = &self.spec.guard;
+        let rollback = self.divergences.remedy(&diagnosis, guard, generation.next());
         let max_rollbacks = guard.max_rollbacks;
         let incident = Incident { generation, diagnosis, rollback };
         self.actions.push(Action::Persist(Record::Diverged(incident.clone())));

@@ -12,8 +12,8 @@ use baton_recipe::{
     progress::{Accuracy, Extent, better},
 };
 
-/// Most checkpoints that are known besides the newest one.
-const MAX_EARLIER_COMMITS: usize = 8;
+/// Most checkpoints that are known besides the newest one: more than are usually saved in a window of the guard.
+const MAX_EARLIER_COMMITS: usize = 64;
 
 /// The newest result of each kind.
 #[derive(Clone, Debug, Default)]

@@ -279,6 +279,7 @@ impl Cluster {
             loss: None,
             gradient_norm: None,
             samples: Vec::new(),
+            evaluated: None,
         };
         for member in group.members.clone() {
             let process = &mut self.processes[member];

@@ -10,7 +10,7 @@ use super::{JobSpec, rules::Rules};
 pub struct Guard {
     /// Whether the guard is on; without it, only a loss or gradient that is not finite ends the job.
     pub enabled: bool,
-    /// Steps over which the loss is averaged, 1..100000.
+    /// Steps over which the loss is averaged, 1..100000. After a rise of the average, `lower_lr` returns to before them.
     pub window: u32,
     /// How far that average may rise above its lowest value, as a fraction of the average of the first window.
     pub loss_rise: f64,
@@ -20,7 +20,8 @@ pub struct Guard {
     pub accuracy_collapse: f64,
     /// What changes after a rollback to the last valid checkpoint. `lower_lr`: the whole schedule is multiplied by
     /// `lr_factor` from then on; `skip_batch`: the batch at which training diverged and the batch before it are
-    /// skipped, because only the loss of the next batch shows that an update damaged the weights.
+    /// skipped, because only the loss of the next batch shows that an update damaged the weights; after a collapse, for
+    /// which no batch is to blame, the learning rate is lowered.
     pub remedy: GuardRemedy,
     /// Factor by which the learning rate is multiplied from then on, between 0 and 1.
     pub lr_factor: f64,

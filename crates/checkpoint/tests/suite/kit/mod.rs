@@ -134,6 +134,7 @@ pub(crate) fn keep(keep_last: u32, keep_best: bool, not_before: u64, generation:
         keep_last,
         keep_best,
         keep_every_epochs: 0,
+        guard: None,
         restore: Restore { not_before: Generation(not_before), ..Restore::default() },
         generation: Generation(generation),
     }

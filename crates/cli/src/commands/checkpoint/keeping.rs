@@ -1,6 +1,8 @@
 //! The retention rule of the run that wrote a store's checkpoints.
 
-use baton_checkpoint::{Claimant, Entry, PruneDecision, Retention, Store, prune_decisions};
+use baton_checkpoint::{
+    Claimant, Entry, GuardedSteps, PruneDecision, Retention, Store, prune_decisions,
+};
 use baton_job::{
     Generation,
     exit::Failure,
@@ -15,6 +17,15 @@ use super::folder::store_failure;
 #[serde(default)]
 struct RetentionRecipe {
     checkpoint: RetentionSettings,
+    guard: GuardSettings,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct GuardSettings {
+    enabled: bool,
+    window: u32,
+    accuracy_collapse: f64,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -59,7 +70,8 @@ fn retention(
     let newest = complete().next();
     let recipes = [claimant.map(|found| &found.recipe), newest.map(|newest| &newest.recipe)];
     let recipe = recipes.into_iter().flatten().find_map(|recipe| serde_json::from_str(recipe).ok());
-    let RetentionRecipe { checkpoint } = recipe.unwrap_or_default();
+    let RetentionRecipe { checkpoint, guard } = recipe.unwrap_or_default();
+    let (window, evaluations) = (guard.window, guard.accuracy_collapse > 0.0);
     let RetentionSettings { keep_last, keep_best, keep_every_epochs } = checkpoint;
     let of_job =
         complete().filter(|manifest| newest.is_some_and(|newest| newest.job == manifest.job));
@@ -71,6 +83,7 @@ fn retention(
         keep_last,
         keep_best,
         keep_every_epochs,
+        guard: guard.enabled.then_some(GuardedSteps { window, evaluations }),
         restore: Restore { not_before, rollbacks, ..Restore::default() },
         generation: fence,
     }

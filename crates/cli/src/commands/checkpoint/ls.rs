@@ -123,6 +123,7 @@ fn keep_reason_name(reason: KeepReason) -> &'static str {
         KeepReason::Newest => "newest",
         KeepReason::Last(_) => "last",
         KeepReason::Best => "best",
+        KeepReason::Guard => "guard",
         KeepReason::EveryEpochs(_) => "every_epochs",
         KeepReason::OutsideRun => "outside_run",
         KeepReason::Damaged => "damaged",

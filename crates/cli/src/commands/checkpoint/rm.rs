@@ -91,6 +91,7 @@ fn protection(decision: &PruneDecision) -> Option<&'static str> {
         }
         KeepReason::Best => Some("the best checkpoint of its run"),
         KeepReason::InProgress => Some("possibly still being written"),
+        KeepReason::Guard => Some("what training goes back to if it has diverged"),
         KeepReason::Last(_)
         | KeepReason::EveryEpochs(_)
         | KeepReason::OutsideRun

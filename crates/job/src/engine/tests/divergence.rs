@@ -40,6 +40,7 @@ pub(super) fn diagnosis(step: u64) -> Diagnosis {
         loss: None,
         gradient_norm: Some(3.5),
         samples: vec![7, 9],
+        evaluated: None,
     }
 }
 
@@ -71,7 +72,7 @@ fn a_divergence_is_persisted_written_and_followed_by_a_generation_that_rolls_bac
 
     let actions = report(&mut engine, at(10.0), 1, diverged(40));
 
-    let back = rollback(2, 41);
+    let back = rollback(2, 40);
     let expected = incident(1, 40, Some(back.clone()));
     assert_eq!(actions[0], Action::Persist(Record::Diverged(expected)));
     assert!(
@@ -98,7 +99,7 @@ fn the_remedy_is_published_with_the_name_of_the_diagnosis_file() {
     assert_eq!(
         published.message,
         "training diverged: the loss is not a finite number at step 40 (epoch 1, sample 640 of \
-         it), lr 1.000e-1, gradient norm 3.500e0, samples 7, 9; back to before step 41 with a lower \
+         it), lr 1.000e-1, gradient norm 3.500e0, samples 7, 9; back to before step 40 with a lower \
          learning rate (rollback 1 of 3); see diagnosis-1.md in the run folder"
     );
 }
@@ -115,7 +116,7 @@ fn later_reports_of_the_same_divergence_change_nothing() {
     let actions = attach(&mut engine, at(11.0), 1, 1, running(1, &[(1, phase)]));
 
     assert!(opens(&actions, 2));
-    assert_eq!(rollbacks(&engine), [rollback(2, 41)]);
+    assert_eq!(rollbacks(&engine), [rollback(2, 40)]);
 }
 
 #[test]
@@ -138,7 +139,7 @@ fn every_later_launch_carries_all_rollbacks() {
     let mut engine = training_since(30, &[]);
     report(&mut engine, at(10.0), 0, diverged(40));
     train(&mut engine, at(11.0), 30);
-    let both = vec![rollback(2, 41), rollback(3, 36)];
+    let both = vec![rollback(2, 40), rollback(3, 35)];
 
     let actions = report(&mut engine, at(12.0), 0, diverged(35));
     assert_eq!(launched_rollbacks(&actions), [both.clone(), both.clone()]);
@@ -148,14 +149,39 @@ fn every_later_launch_carries_all_rollbacks() {
 }
 
 #[test]
-fn a_state_from_which_no_step_could_be_made_is_invalid() {
-    let mut engine = training_since(30, &[]);
-    report(&mut engine, at(10.0), 0, diverged(40));
-    train(&mut engine, at(11.0), 40);
+fn the_state_in_which_training_diverged_and_all_of_the_window_in_which_the_loss_rose_are_invalid() {
+    let rose = Divergence::LossRose { mean: 4.0, bound: 3.0 };
+    for (divergence, remedy, before) in [
+        (Divergence::LossNotFinite, "lower_lr", 40),
+        (Divergence::GradientNotFinite, "lower_lr", 40),
+        (rose, "lower_lr", 33),
+        // The state before both batches that are skipped is not damaged by them.
+        (rose, "skip_batch", 40),
+    ] {
+        let remedy = format!("guard.remedy={remedy}");
+        let mut engine = training_since(30, &[&remedy, "guard.window=8"]);
+        let found = Diagnosis { divergence, ..diagnosis(40) };
+        report(&mut engine, at(10.0), 0, RankReport::Diverged(found));
 
-    report(&mut engine, at(12.0), 0, diverged(40));
+        assert_eq!(rollbacks(&engine)[0].before, Step(before), "{divergence:?}");
+    }
+}
 
-    assert_eq!(rollbacks(&engine), [rollback(2, 41), rollback(3, 40)]);
+#[test]
+fn a_collapse_invalidates_all_states_since_the_evaluation_before_it() {
+    let divergence = Divergence::AccuracyCollapsed { score: 0.1, best: 0.9 };
+    for (evaluated, before) in [(Some(20), 21), (Some(40), 40), (None, 40)] {
+        let mut engine = training_since(30, &["guard.max_rollbacks=1"]);
+        let found = Diagnosis { divergence, evaluated: evaluated.map(Step), ..diagnosis(40) };
+        report(&mut engine, at(10.0), 0, RankReport::Diverged(found.clone()));
+        assert_eq!(rollbacks(&engine), [rollback(2, before)], "{evaluated:?}");
+
+        // The second one ends the job.
+        train(&mut engine, at(11.0), 30);
+        report(&mut engine, at(12.0), 0, RankReport::Diverged(found));
+        assert_eq!(failure_of(&engine).class, Class::Diverged);
+        assert_eq!(engine.restore().invalidated, [rollback(3, before)], "{evaluated:?}");
+    }
 }
 
 #[test]
@@ -210,7 +236,7 @@ fn a_job_with_another_recipe_does_not_resume_from_what_the_one_before_rolled_bac
 
     let Restore { rollbacks, invalidated, .. } = engine.restore();
     // Nor does it change the learning rate of the new recipe.
-    assert_eq!((rollbacks, invalidated), (Vec::new(), vec![rollback(2, 41)]));
+    assert_eq!((rollbacks, invalidated), (Vec::new(), vec![rollback(2, 40)]));
 }
 
 #[test]
@@ -262,8 +288,8 @@ fn readers_see_the_step_go_back_with_its_reason() {
 
     let status = engine.status();
     assert_eq!(status.latest.unwrap().step, Step(31));
-    assert_eq!(status.incidents, [incident(1, 40, Some(rollback(2, 41)))]);
-    assert_eq!(status.incidents[0].remedy(), "back to before step 41 with a lower learning rate");
+    assert_eq!(status.incidents, [incident(1, 40, Some(rollback(2, 40)))]);
+    assert_eq!(status.incidents[0].remedy(), "back to before step 40 with a lower learning rate");
 }
 
 #[test]
@@ -336,7 +362,7 @@ fn each_diagnosis_is_written_under_a_different_number() {
             train(&mut engine, at(11.0), 30);
         }
     }
-    let back = "back to before step 41 with a lower learning rate".to_owned();
+    let back = "back to before step 40 with a lower learning rate".to_owned();
     let ended = "the job ended".to_owned();
     assert_eq!(names, [("diagnosis-1".to_owned(), back), ("diagnosis-2".to_owned(), ended)]);
 }
@@ -368,7 +394,7 @@ fn the_markdown_file_has_what_happened_what_was_done_and_what_to_try() {
 
 Training diverged: the loss is not a finite number.
 
-What was done: back to before step 41 with a lower learning rate.
+What was done: back to before step 40 with a lower learning rate.
 
 | | |
 |---|---|
@@ -396,7 +422,7 @@ fn the_json_file_has_null_for_numbers_that_are_not_finite() {
     let json: serde_json::Value = serde_json::from_str(&written(diverged(40)).to_json()).unwrap();
     assert_eq!(json["diagnosis"]["step"], 40);
     assert_eq!(json["diagnosis"]["samples"], serde_json::json!([7, 9]));
-    assert_eq!(json["rollback"]["before"], 41);
+    assert_eq!(json["rollback"]["before"], 40);
     assert_eq!(json["latest"]["gradient_norm"], serde_json::Value::Null);
     assert_eq!(json["advice"].as_array().unwrap().len(), 3);
 }
@@ -414,7 +440,7 @@ fn a_drain_ends_the_job_if_no_rank_holds_a_valid_state() {
     assert_eq!(engine.outcome(), Some(&drained()));
     assert_eq!(
         rollbacks(&engine),
-        [rollback(2, 41)],
+        [rollback(2, 40)],
         "the rollback is recorded for the next start"
     );
 }
@@ -443,7 +469,7 @@ fn replayed(records: &[Record]) -> Engine {
 
 #[test]
 fn rollbacks_survive_the_coordinator() {
-    let back = rollback(1, 41);
+    let back = rollback(1, 40);
     let mut engine = replayed(&[Record::Diverged(incident(1, 40, Some(back.clone())))]);
     for number in [0, 1] {
         let held = running(1, &[(number, RankPhase::Training)]);
@@ -461,7 +487,7 @@ fn rollbacks_survive_the_coordinator() {
 
 #[test]
 fn a_rollback_that_was_persisted_is_carried_out_by_the_next_coordinator() {
-    let back = rollback(2, 41);
+    let back = rollback(2, 40);
     let mut engine = replayed(&[Record::Diverged(incident(1, 40, Some(back.clone())))]);
     // The report of this rank's divergence has not reached its agent yet.
     attach(&mut engine, at(1.0), 0, 1, running(1, &[(0, RankPhase::Training)]));
@@ -479,7 +505,7 @@ fn ranks_that_diverged_without_the_coordinator_are_rolled_back_once_all_have_rep
     let phase = |_| RankPhase::Diverged(diagnosis(40));
     let first = attach(&mut engine, at(1.0), 0, 1, running(1, &[(0, phase(0))]));
     assert!(launches(&first).is_empty(), "node 1 may still reattach");
-    assert_eq!(rollbacks(&engine), [rollback(2, 41)]);
+    assert_eq!(rollbacks(&engine), [rollback(2, 40)]);
 
     let actions = attach(&mut engine, at(2.0), 1, 1, running(1, &[(1, phase(1))]));
 

@@ -77,6 +77,7 @@ fn diagnosis() -> Diagnosis {
         loss: None,
         gradient_norm: None,
         samples: Vec::new(),
+        evaluated: None,
     }
 }
 
