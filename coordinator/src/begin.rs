@@ -208,6 +208,13 @@ fn prepare(
     } else if !may_have_ranks(&records) {
         // Before the journal's copy is read: who takes a lease later has continued the job.
         let newest = store.lease().map_err(|error| disk::store_failure(&error))?;
+        if let Some(newest) =
+            newest.as_ref().filter(|it| it.over && Some(it.job) == job_of(&records))
+        {
+            // Else agents that are cut off from this coordinator would believe that the job has ended.
+            let goes_on = CoordinatorLease { over: false, ..newest.clone() };
+            store.renew_lease(&goes_on).map_err(|error| disk::store_failure(&error))?;
+        }
         lease = LeaseAtStart::Newest(newest.map_or(0, |newest| newest.number));
     }
     let may_be_replaced = args.no_auto_resume || args.allow_recipe_change;

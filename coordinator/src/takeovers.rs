@@ -457,6 +457,7 @@ impl TakeoverHistory {
 
     fn sees(&mut self, agent: usize, lease: Option<SeenLease>) {
         let action = self.agents[agent].standby.seen(self.now, lease);
+        assert_ne!(action, Some(StandbyAction::Leave), "the job goes on");
         if let Some(Some(address)) = self.agents[agent].standby.address() {
             self.agents[agent].address = address.to_owned();
         }

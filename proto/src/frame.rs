@@ -240,7 +240,12 @@ mod tests {
         let skip = Some(BatchMark { epoch: Epoch(1), cursor: 64 });
         let restore = Restore {
             path: Some("s3://a/b".to_owned()),
-            rollbacks: vec![Rollback { generation, before: Step(7), skip }],
+            rollbacks: vec![Rollback {
+                generation,
+                before: Step(7),
+                suspect_from: Some(Step(5)),
+                skip,
+            }],
             continued: vec![baton_job::JobId::default()],
             ..Restore::default()
         };

@@ -248,6 +248,8 @@ pub(crate) struct DivergenceJson {
 struct RollbackJson {
     generation: u64,
     before: u64,
+    /// Checkpoints from this step on may be damaged; `null` if none may be.
+    suspect_from: Option<u64>,
     /// `lower_lr` or `skip_batch`.
     remedy: &'static str,
 }
@@ -257,9 +259,9 @@ impl From<v1::Incident> for DivergenceJson {
         let v1::Incident { generation, diagnosis, cause, rollback, remedy } = incident;
         let diagnosis = diagnosis.unwrap_or_default();
         let v1::BatchMark { epoch, cursor } = diagnosis.batch.unwrap_or_default();
-        let rollback = rollback.map(|v1::Rollback { generation, before, skip }| {
+        let rollback = rollback.map(|v1::Rollback { generation, before, suspect_from, skip }| {
             let remedy = if skip.is_some() { "skip_batch" } else { "lower_lr" };
-            RollbackJson { generation, before, remedy }
+            RollbackJson { generation, before, suspect_from, remedy }
         });
         Self { generation, step: diagnosis.step, epoch, cursor, cause, remedy, rollback }
     }

@@ -202,7 +202,8 @@ impl Cluster {
     /// Flags for a coordinator at the address of the previous one, to which agents reconnect.
     #[must_use]
     pub fn same_address(&self) -> [String; 2] {
-        ["--listen".to_owned(), self.url.trim_start_matches("http://").to_owned()]
+        let (_, address) = self.url.split_once("://").expect("a URL");
+        ["--listen".to_owned(), address.to_owned()]
     }
 
     /// Starts a coordinator without a recipe; it continues the job of its run folder, if there is one.

@@ -281,25 +281,30 @@ struct Retokened {
     certs: PathBuf,
     /// The new tokens.
     others: PathBuf,
-    _folders: [tempfile::TempDir; 2],
+    store: String,
+    _folders: [tempfile::TempDir; 3],
 }
 
 impl Retokened {
     async fn new() -> Self {
-        let folders = [(); 2].map(|()| tempfile::tempdir().unwrap());
-        let [certs, others] = folders.each_ref().map(|folder| certs(folder.path()));
-        let mut cluster = Cluster::endless().set("checkpoint={ every_epochs=0 }");
+        let folders = [(); 3].map(|()| tempfile::tempdir().unwrap());
+        let [certs, others] = [0, 1].map(|number| certs(folders[number].path()));
+        // Outside of the run folder, so that the coordinator has a lease.
+        let store = folders[2].path().display().to_string();
+        let mut cluster = Cluster::endless()
+            .set("checkpoint.every_epochs=0")
+            .set(&format!("checkpoint.dir={store}"));
         let mut flags = secured(&certs);
         cluster.start_coordinator(&flags.iter().map(String::as_str).collect::<Vec<_>>()).await;
         let ca = certs.join("ca.pem").display().to_string();
         let token = certs.join("agent.token").display().to_string();
         let environment = [("BATON_TOKEN_FILE".to_owned(), token)];
         cluster.start_agent_with("a", 1, &["--tls-ca", &ca], &environment);
-        let found = Self { cluster, certs, others, _folders: folders };
+        let found = Self { cluster, certs, others, store, _folders: folders };
         let trains = async || found.trains("viewer", &found.certs).then_some(());
         found.cluster.until("the job trains", trains).await;
 
-        let Self { mut cluster, certs, others, _folders } = found;
+        let Self { mut cluster, certs, others, store, _folders } = found;
         cluster.kill_coordinator().await;
         fs::copy(others.join("tokens"), certs.join("tokens")).unwrap();
         flags.extend(cluster.same_address());
@@ -307,7 +312,7 @@ impl Retokened {
         let refused =
             async || cluster.log("agent").contains("does not know that token").then_some(());
         cluster.until("the agent is refused", refused).await;
-        Self { cluster, certs, others, _folders }
+        Self { cluster, certs, others, store, _folders }
     }
 
     fn ask(&self, arguments: &[&str], token: &Path) -> Output {
@@ -315,6 +320,11 @@ impl Retokened {
         let url = self.cluster.url();
         let at = ["--coordinator", &url, "--tls-ca", &ca];
         baton(&[arguments, &at].concat(), &[("BATON_TOKEN_FILE", token)])
+    }
+
+    fn checkpoints(&self) -> usize {
+        let names = fs::read_dir(&self.store).unwrap().map(|entry| entry.unwrap().file_name());
+        names.filter(|name| name.to_string_lossy().starts_with("step-")).count()
     }
 
     fn trains(&self, role: &str, tokens: &Path) -> bool {
@@ -336,7 +346,7 @@ async fn an_agent_whose_token_was_replaced_takes_part_again_with_the_state_of_it
 
 #[tokio::test]
 async fn ranks_that_a_drain_cannot_reach_learn_from_the_store_that_the_job_has_ended_and_save() {
-    let job = Retokened::new().await;
+    let mut job = Retokened::new().await;
     let operator = job.others.join("operator.token");
     let waits = async || {
         let status = job.ask(&["status", "--json"], &operator).stdout;
@@ -344,17 +354,15 @@ async fn ranks_that_a_drain_cannot_reach_learn_from_the_store_that_the_job_has_e
         (status["phase"] == "gathering").then_some(())
     };
     job.cluster.until("the coordinator waits for agents", waits).await;
-    assert_eq!(job.cluster.checkpoint_names(), [""; 0]);
+    assert_eq!(job.checkpoints(), 0);
     let drained = job.ask(&["drain"], &operator);
     assert!(drained.status.success(), "{}", stderr(&drained));
-    let Retokened { mut cluster, .. } = job;
-    let (code, _) = cluster.coordinator_ends().await;
+    let (code, log) = job.cluster.coordinator_ends().await;
     assert_eq!(code, Some(i32::from(exit::DRAINED)));
-    let log = cluster.log("coordinator");
-    assert!(log.contains("agents that still run and can read the checkpoint store"), "{log}");
-    let ended = cluster.agent_ends(0).await;
-    assert_eq!(ended.code(), Some(i32::from(exit::DRAINED)), "{}", cluster.log("agent"));
-    assert_eq!(cluster.checkpoint_names().len(), 1, "{}", cluster.log("agent"));
+    assert!(log.contains("agents that still run and read the checkpoint store"), "{log}");
+    let ended = job.cluster.agent_ends(0).await;
+    assert_eq!(ended.code(), Some(i32::from(exit::DRAINED)), "{}", job.cluster.log("agent"));
+    assert_eq!(job.checkpoints(), 1, "{}", job.cluster.log("agent"));
 }
 
 #[tokio::test]

@@ -225,6 +225,39 @@ async fn a_notice_saves_although_the_coordinator_was_lost_when_it_had_claimed_th
 }
 
 #[tokio::test]
+async fn a_notice_saves_although_the_coordinator_is_lost_and_the_other_rank_does_not_answer() {
+    let mut cluster = unsaved().set("cluster={ min_ranks=1, standby=false, drain_seconds=8 }");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 1);
+    cluster.start_agent("silent", 1);
+    let mut events = cluster.events().await;
+    let evaluated = loop {
+        let evaluated = events.next_of(Kind::Evaluated).await;
+        if cluster.status().await.ranks.len() == 2 {
+            break evaluated;
+        }
+    };
+    cluster.kill_coordinator().await;
+    let silent = cluster.rank_pids(1);
+    silent.iter().for_each(|rank| baton_tests::stop(*rank));
+
+    baton_tests::terminate(cluster.agent_pid(0));
+    let ended = cluster.agent_ends(0).await;
+    assert_eq!(ended.code(), Some(i32::from(exit::DRAINED)), "{}", cluster.log("agent"));
+    silent.iter().for_each(|rank| baton_tests::wake(*rank));
+    cluster.kill_agent(0).await;
+    let saved = in_store(&cluster, |store| store.list().unwrap().remove(0));
+    assert!(saved.state.manifest().is_some(), "{saved:?}");
+    assert!(saved.id.step.0 >= evaluated.step.unwrap(), "{saved:?}");
+
+    let mut cluster = cluster.set("checkpoint.every_epochs=1");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    cluster.end().await;
+    cluster.assert_undisturbed_bits().await;
+}
+
+#[tokio::test]
 async fn a_notice_saves_although_the_coordinator_was_lost_before_all_ranks_of_a_generation_were_ready()
  {
     let mut cluster = unsaved().set("cluster.min_ranks=1");

@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 
+use baton_trainer::profile;
 use tracing_subscriber::{
     EnvFilter, Layer as _, fmt::writer::MakeWriterExt as _, layer::SubscriberExt as _,
     util::SubscriberInitExt as _,
@@ -16,5 +17,14 @@ pub(crate) fn start(also: impl Write + Clone + Send + Sync + 'static) {
         .with_ansi(false)
         .with_writer((move || also.clone()).and(io::stderr))
         .with_filter(filter);
-    tracing_subscriber::registry().with(log).with(baton_trainer::profile::layer()).init();
+    let registry = tracing_subscriber::registry().with(log).with(profile::layer());
+    // A layer that is not there would have a price while a profile is recorded.
+    match profile::nvtx_layer() {
+        Ok(Some(ranges)) => registry.with(ranges).init(),
+        Ok(None) => registry.init(),
+        Err(problem) => {
+            registry.init();
+            tracing::warn!("BATON_NVTX is set, but there are no ranges: {problem}");
+        }
+    }
 }

@@ -57,7 +57,13 @@ pub enum RemovalReason {
 #[must_use]
 pub fn prune_decisions(entries: &[Entry], retention: &Retention) -> Vec<PruneDecision> {
     let complete = entries.iter().filter_map(|entry| entry.state.manifest());
-    let ours: Vec<&Manifest> = complete.filter(|manifest| is_good(manifest, retention)).collect();
+    let ours: Vec<&Manifest> = complete.filter(|manifest| is_valid(manifest, retention)).collect();
+    let restore = &retention.restore;
+    let is_suspect =
+        |manifest: &&Manifest| restore.suspected_by(manifest.generation, manifest.step).is_some();
+    // What a rollback suspects is kept as long as there is nothing else.
+    let (suspects, good): (Vec<_>, Vec<_>) = ours.into_iter().partition(is_suspect);
+    let ours = if good.is_empty() { suspects } else { good };
     let newest = ours.first().map(|manifest| manifest.id());
     let best = if retention.keep_best { best_of_each_series(&ours) } else { Vec::new() };
 
@@ -155,8 +161,8 @@ fn reasons(
     }
 }
 
-/// Whether the run can resume from it.
-fn is_good(manifest: &Manifest, retention: &Retention) -> bool {
+/// Whether the run can resume from it, if there is no better one.
+fn is_valid(manifest: &Manifest, retention: &Retention) -> bool {
     let restore = &retention.restore;
     manifest.generation >= restore.not_before
         && restore.invalidated_by(manifest.generation, manifest.step).is_none()

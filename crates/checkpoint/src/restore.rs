@@ -41,7 +41,10 @@ impl Store {
     ) -> Result<Option<ResumePoint>, Error> {
         let mut skipped = Vec::new();
         let mut any_damaged = false;
-        for id in self.ids()?.into_iter().filter(|id| id.generation >= restore.not_before) {
+        let ids = self.ids()?.into_iter().filter(|id| id.generation >= restore.not_before);
+        let is_suspect = |id: &SaveId| restore.suspected_by(id.generation, id.step).is_some();
+        let (last_resort, good): (Vec<_>, Vec<_>) = ids.partition(is_suspect);
+        for id in good.into_iter().chain(last_resort.iter().copied()) {
             if let Some(rollback) = restore.invalidated_by(id.generation, id.step) {
                 if !matches!(self.inspect(id), Ok(None)) {
                     skipped.push(format!("{} ({})", id.name(), invalidated(rollback)));
@@ -50,6 +53,13 @@ impl Store {
             }
             match self.verified(id, verify) {
                 Ok(Some(manifest)) => {
+                    let is_better = |other: &&SaveId| **other > id && !is_suspect(&id);
+                    for left in last_resort.iter().filter(is_better) {
+                        let rollback = restore.suspected_by(left.generation, left.step);
+                        if let (Some(rollback), Ok(Some(_))) = (rollback, self.inspect(*left)) {
+                            skipped.push(format!("{} ({})", left.name(), suspected(rollback)));
+                        }
+                    }
                     skipped.extend(self.missing(restore, id, &skipped));
                     return Ok(Some(ResumePoint { manifest, other_store: None, skipped }));
                 }
@@ -93,7 +103,8 @@ impl Store {
     /// The newest checkpoint that the job has saved, with the reason, if it is valid and newer than `found`, but not among
     /// those that were `skipped`: it is no longer there.
     fn missing(&self, restore: &Restore, found: SaveId, skipped: &[String]) -> Option<String> {
-        let (generation, step) = restore.last_saved?;
+        // After a rollback, retention may have removed it.
+        let (generation, step) = restore.last_saved.filter(|_| restore.rollbacks.is_empty())?;
         let last = SaveId { generation, step };
         let is_valid =
             generation >= restore.not_before && restore.invalidated_by(generation, step).is_none();
@@ -140,6 +151,11 @@ impl Store {
         verify(store, &manifest)?;
         Ok(ResumePoint { manifest, other_store: location, skipped })
     }
+}
+
+/// Why a checkpoint is a last resort.
+fn suspected(Rollback { before, .. }: &Rollback) -> String {
+    format!("training diverged at step {before}, and its state may be damaged")
 }
 
 /// Why an undamaged checkpoint is skipped.

@@ -28,7 +28,7 @@ pub struct Retention {
 }
 
 /// The checkpoints that training can go back to if it turns out that it has diverged:
-/// [`Diagnosis::invalid_from`](baton_recipe::guard::Diagnosis::invalid_from).
+/// [`Diagnosis::suspect_from`](baton_recipe::guard::Diagnosis::suspect_from).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GuardedSteps {
     /// Steps over which the loss is averaged: one checkpoint is at least as much older than the newest one.

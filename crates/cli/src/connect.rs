@@ -167,8 +167,8 @@ fn nothing_runs(run_dir: &Path, endpoint: &Path) -> Failure {
     let (dir, report) = (run_dir.display(), run_dir.join("report.html"));
     failed(match report.is_file() {
         true => format!(
-            "no coordinator is running in {dir}: its job has ended, and {} shows it; `baton up` with the same recipe \
-             continues a job that was stopped",
+            "no coordinator is running in {dir}: {} shows how its job last ended; `baton up` with the same recipe \
+             continues one that was stopped",
             report.display()
         ),
         false => format!(
@@ -675,7 +675,7 @@ mod tests {
         let report = folder.path().join("report.html");
         fs::write(&report, "").unwrap();
         let message = find(&flags, None, folder.path()).unwrap_err().message;
-        assert!(message.contains("has ended") && message.contains("report.html"), "{message}");
+        assert!(message.contains("last ended") && message.contains("report.html"), "{message}");
     }
 
     #[test]

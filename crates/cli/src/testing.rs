@@ -460,7 +460,12 @@ fn rolled_back(generation: u64, step: u64) -> Incident {
         cause: format!(
             "the loss is not a finite number at step {step} (epoch 3, sample 256 of it)"
         ),
-        rollback: Some(Rollback { generation: generation + 1, before: step + 1, skip: None }),
+        rollback: Some(Rollback {
+            generation: generation + 1,
+            before: step + 1,
+            suspect_from: None,
+            skip: None,
+        }),
         remedy: format!("back to before step {} with a lower learning rate", step + 1),
     }
 }

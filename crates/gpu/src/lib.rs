@@ -12,6 +12,7 @@
 //! | [`CudaCalls`] | counts the calls in which the host waits for the device, to check that there are none, and the launches |
 //! | [`kernels`] | our own kernels, on a GPU or on the host |
 //! | [`module`] | CUDA C that is compiled at run time |
+//! | [`Nvtx`] | named ranges for NVIDIA's tools |
 //!
 //! libtorch works in each device's primary context on the legacy default stream. Our own streams do not synchronise
 //! with that one (`CU_STREAM_NON_BLOCKING`): only events, recorded where they are needed, order work between the two.
@@ -27,6 +28,7 @@ mod error;
 pub mod kernels;
 mod memory;
 pub mod module;
+mod nvtx;
 mod readback;
 mod stream;
 mod uploads;
@@ -37,6 +39,7 @@ pub use device::Device;
 pub use device_snapshot::DeviceSnapshot;
 pub use error::Error;
 pub use memory::{DeviceMemory, Pinned, copy, copy_in, copy_out};
+pub use nvtx::Nvtx;
 pub use readback::Readback;
 pub use stream::{Stream, StreamEvent};
 pub use uploads::{Ticket, Uploads};

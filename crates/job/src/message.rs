@@ -65,6 +65,12 @@ impl Restore {
         self.all_invalidated().find(|rollback| rollback.invalidates(generation, step))
     }
 
+    /// The rollback that makes a checkpoint a last resort, if one does.
+    #[must_use]
+    pub fn suspected_by(&self, generation: Generation, step: Step) -> Option<&Rollback> {
+        self.all_invalidated().find(|rollback| rollback.suspects(generation, step))
+    }
+
     /// All rollbacks that invalidate states and checkpoints.
     pub fn all_invalidated(&self) -> impl Iterator<Item = &Rollback> {
         self.rollbacks.iter().chain(&self.invalidated)
@@ -77,14 +83,23 @@ pub struct Rollback {
     /// The generation that continues; states and checkpoints of earlier generations are valid only if they are
     /// from a step before `before`.
     pub generation: Generation,
-    /// The first invalid step.
+    /// The first invalid step: that in which training diverged, whose loss does not depend on the learning rate.
     pub before: Step,
+    /// The first step whose state may be damaged: it and later ones are used only if there are no others.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suspect_from: Option<Step>,
     /// A batch to skip from now on, together with the batch before it; if absent, the learning rate is lowered
     /// instead.
     pub skip: Option<BatchMark>,
 }
 
 impl Rollback {
+    /// Whether this rollback makes what `generation` saved after `step` updates a last resort.
+    #[must_use]
+    pub fn suspects(&self, generation: Generation, step: Step) -> bool {
+        generation < self.generation && self.suspect_from.is_some_and(|from| step >= from)
+    }
+
     /// Whether this rollback invalidates what `generation` held or saved after `step` updates.
     #[must_use]
     pub fn invalidates(&self, generation: Generation, step: Step) -> bool {
@@ -857,6 +872,12 @@ pub enum RankCommand {
         generation: Generation,
         /// Whether it has none.
         lost: bool,
+    },
+    /// Stop waiting for the other ranks, unless all have agreed to stop: the node must leave, and its agent has no
+    /// coordinator. The rank then saves alone.
+    BreakOff {
+        /// The generation.
+        generation: Generation,
     },
     /// Record the next steps.
     Profile {

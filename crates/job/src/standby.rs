@@ -59,7 +59,7 @@ pub enum StandbyAction {
         /// Number of the lost coordinator's lease.
         after: u64,
     },
-    /// Leave: the job has ended while this agent could not be told.
+    /// Leave: the job has ended while this agent could not reach it.
     Leave,
 }
 

@@ -231,22 +231,25 @@ impl std::fmt::Display for Diagnosis {
 }
 
 impl Diagnosis {
-    /// The first step from which on no state is used any more. The state in which training diverged always is one of
-    /// them: its loss does not depend on the learning rate. A mean loss rises over a window, and a collapse happens between
-    /// two evaluations: all states of that time may be damaged.
+    /// The first step whose state may be damaged, up to that in which training diverged. A mean loss rises over a window,
+    /// and a collapse happens between two evaluations. While fp16 overflows, updates are skipped: all these states have the
+    /// same weights.
     #[must_use]
-    pub fn invalid_from(&self, guard: &Guard) -> Step {
+    pub fn suspect_from(&self, spec: &JobSpec) -> Step {
+        let guard = &spec.guard;
         match self.divergence {
             Divergence::AccuracyCollapsed { .. } => {
                 self.evaluated.map_or(self.step, |good| self.step.min(good.next()))
             }
-            // Without the two batches that are to blame.
-            Divergence::LossRose { .. } if guard.remedy == GuardRemedy::LowerLr => {
+            // Only the two batches that are skipped are to blame.
+            _ if guard.remedy == GuardRemedy::SkipBatch => self.step,
+            Divergence::LossRose { .. } => {
                 Step((self.step.0 + 1).saturating_sub(guard.window.into()))
             }
-            Divergence::LossRose { .. }
-            | Divergence::LossNotFinite
-            | Divergence::GradientNotFinite => self.step,
+            Divergence::GradientNotFinite if spec.precision.compute == Compute::Fp16 => {
+                Step(self.step.0.saturating_sub(MAX_CONSECUTIVE_OVERFLOWS.into()))
+            }
+            Divergence::LossNotFinite | Divergence::GradientNotFinite => self.step,
         }
     }
 

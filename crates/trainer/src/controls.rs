@@ -22,6 +22,7 @@ pub struct Controls {
     profile: Mutex<Option<ProfileRequest>>,
     coordinator_lost: AtomicBool,
     saves_alone: AtomicBool,
+    agreed_to_stop: AtomicBool,
     /// Notified when a request changes; a paused step loop waits on it.
     changed: Condvar,
     activity: SharedActivity,
@@ -128,6 +129,17 @@ impl Controls {
     /// Whether this rank saves without the others of its generation.
     pub(crate) fn saves_alone(&self) -> bool {
         self.saves_alone.load(Ordering::Acquire)
+    }
+
+    /// All ranks have agreed to save and stop now.
+    pub(crate) fn agree_to_stop(&self) {
+        self.agreed_to_stop.store(true, Ordering::Release);
+    }
+
+    /// Whether all ranks have agreed to save and stop: what they wait for is the checkpoint.
+    #[must_use]
+    pub fn has_agreed_to_stop(&self) -> bool {
+        self.agreed_to_stop.load(Ordering::Acquire)
     }
 
     /// Whether training is to be saved and stopped.

@@ -5,6 +5,7 @@
 
 use std::{
     collections::BTreeMap,
+    ffi::CString,
     mem,
     sync::{
         Arc, Mutex, PoisonError,
@@ -18,6 +19,7 @@ use baton_checkpoint::{
     Store,
     profile::{ALL_REDUCE_SPAN, ProfileInfo, RankProfile, TraceEvent},
 };
+use baton_gpu::Nvtx;
 use baton_job::{
     Rank,
     message::{ProfileRequest, RankReport},
@@ -34,6 +36,7 @@ use tracing::{
 };
 use tracing_subscriber::{
     Layer,
+    filter::filter_fn,
     layer::{Context, Filter},
     registry::LookupSpan,
 };
@@ -153,6 +156,38 @@ fn stop() -> Option<Recording> {
 /// The layer of a `tracing` subscriber that records spans while a profile is wanted.
 pub fn layer<S: Subscriber + for<'a> LookupSpan<'a>>() -> impl Layer<S> {
     SpanLayer.with_filter(WhileRecording)
+}
+
+/// Environment variable that passes the spans to NVIDIA's tools, if it is 1.
+const NVTX_VARIABLE: &str = "BATON_NVTX";
+
+/// A layer that makes each span a range of NVTX, so that NVIDIA's tools show them beside kernels; `None` unless the environment
+/// asks for it.
+///
+/// # Errors
+/// NVTX's library is not there.
+pub fn nvtx_layer<S: Subscriber + for<'a> LookupSpan<'a>>()
+-> Result<Option<impl Layer<S>>, baton_gpu::Error> {
+    let is_wanted = std::env::var_os(NVTX_VARIABLE).is_some_and(|value| value == "1");
+    is_wanted.then(open_nvtx).transpose()
+}
+
+fn open_nvtx<S: Subscriber + for<'a> LookupSpan<'a>>() -> Result<impl Layer<S>, baton_gpu::Error> {
+    let spans = filter_fn(|metadata| metadata.is_span() && metadata.target() == TARGET);
+    Ok(NvtxLayer(Nvtx::open()?).with_filter(spans))
+}
+
+struct NvtxLayer(Nvtx);
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for NvtxLayer {
+    fn on_enter(&self, id: &Id, context: Context<'_, S>) {
+        let name = context.span(id).map(|span| span.name()).unwrap_or_default();
+        self.0.push(&CString::new(name).unwrap_or_default());
+    }
+
+    fn on_exit(&self, _id: &Id, _context: Context<'_, S>) {
+        self.0.pop();
+    }
 }
 
 struct WhileRecording;
@@ -420,6 +455,21 @@ mod tests {
     use tracing_subscriber::layer::SubscriberExt;
 
     use super::*;
+
+    #[test]
+    fn spans_are_ranges_of_nvtx() {
+        baton_fake_gpu::run("profile::tests::spans_are_ranges_of_nvtx", |gpu| {
+            let both = tracing_subscriber::registry().with(open_nvtx().unwrap()).with(layer());
+            tracing::subscriber::with_default(both, || {
+                let step = trace_span!(target: TARGET, "step", number = 7_u64).entered();
+                drop(trace_span!(target: "baton::samples", "other").entered());
+                drop(trace_span!(target: TARGET, "gradient").entered());
+                drop(step);
+                assert!(stop().is_none(), "nothing is recorded");
+            });
+            assert_eq!(gpu.ended_ranges(), ["step/gradient", "step"]);
+        });
+    }
 
     #[test]
     fn spans_are_recorded_only_between_start_and_stop() {

@@ -229,6 +229,7 @@ impl<L: Learner> Trainer<L> {
                     throughput = Throughput::start(feed.stats().waited);
                 }
                 if votes.stop {
+                    context.controls.agree_to_stop();
                     activity.set(Activity::Saving);
                     if rank == Rank(0) {
                         (context.report)(RankReport::Stopping {
@@ -297,6 +298,7 @@ impl<L: Learner> Trainer<L> {
                     {
                         (context.report)(RankReport::EndsEarly { reason });
                     }
+                    context.controls.agree_to_stop();
                     activity.set(Activity::Saving);
                     self.ensure_saved(context)?;
                     return self.done(Outcome::Completed, context);

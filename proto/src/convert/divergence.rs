@@ -21,28 +21,36 @@ impl From<v1::BatchMark> for BatchMark {
 }
 
 impl From<Rollback> for v1::Rollback {
-    fn from(Rollback { generation, before, skip }: Rollback) -> Self {
-        Self { generation: generation.0, before: before.0, skip: skip.map(Into::into) }
+    fn from(Rollback { generation, before, suspect_from, skip }: Rollback) -> Self {
+        let (skip, suspect_from) = (skip.map(Into::into), suspect_from.map(|step| step.0));
+        Self { generation: generation.0, before: before.0, skip, suspect_from }
     }
 }
 
 impl From<v1::Rollback> for Rollback {
-    fn from(v1::Rollback { generation, before, skip }: v1::Rollback) -> Self {
-        let skip = skip.map(Into::into);
-        Self { generation: Generation(generation), before: Step(before), skip }
+    fn from(v1::Rollback { generation, before, skip, suspect_from }: v1::Rollback) -> Self {
+        let (skip, suspect_from) = (skip.map(Into::into), suspect_from.map(Step));
+        Self { generation: Generation(generation), before: Step(before), suspect_from, skip }
     }
 }
 
 impl From<&Rollback> for v1::InvalidatedCheckpoints {
-    fn from(Rollback { generation, before, .. }: &Rollback) -> Self {
-        Self { before_generation: generation.0, from_step: before.0 }
+    fn from(Rollback { generation, before, suspect_from, .. }: &Rollback) -> Self {
+        let suspect_from_step = suspect_from.map(|step| step.0);
+        Self { before_generation: generation.0, from_step: before.0, suspect_from_step }
     }
 }
 
 impl From<v1::InvalidatedCheckpoints> for Rollback {
     fn from(invalidated: v1::InvalidatedCheckpoints) -> Self {
-        let v1::InvalidatedCheckpoints { before_generation, from_step } = invalidated;
-        Self { generation: Generation(before_generation), before: Step(from_step), skip: None }
+        let v1::InvalidatedCheckpoints { before_generation, from_step, suspect_from_step } =
+            invalidated;
+        Self {
+            generation: Generation(before_generation),
+            before: Step(from_step),
+            suspect_from: suspect_from_step.map(Step),
+            skip: None,
+        }
     }
 }
 

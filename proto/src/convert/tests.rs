@@ -171,20 +171,34 @@ fn a_status_has_the_reason_why_the_step_went_back() {
         samples: vec![7],
         evaluated: None,
     };
-    let rollback = Rollback { generation: Generation(2), before: Step(41), skip: None };
+    let rollback = Rollback {
+        generation: Generation(2),
+        before: Step(41),
+        suspect_from: Some(Step(30)),
+        skip: None,
+    };
     let incident = Incident { generation: Generation(1), diagnosis, rollback: Some(rollback) };
     let incidents = vec![incident.clone()];
-    let invalidated = vec![Rollback { generation: Generation(2), before: Step(41), skip: None }];
+    let invalidated = vec![Rollback {
+        generation: Generation(2),
+        before: Step(41),
+        suspect_from: Some(Step(30)),
+        skip: None,
+    }];
     let engine_status = Status { incidents, invalidated, ..draining_since_8_s() };
 
     let mut message = message(&engine_status);
 
-    let from = v1::InvalidatedCheckpoints { before_generation: 2, from_step: 41 };
+    let from = v1::InvalidatedCheckpoints {
+        before_generation: 2,
+        from_step: 41,
+        suspect_from_step: Some(30),
+    };
     assert_eq!(message.invalidated_checkpoints, [from]);
     let wire = message.incidents.remove(0);
     assert_eq!(wire.cause, incident.diagnosis.to_string());
-    assert_eq!(wire.remedy, "back to before step 41 with a lower learning rate");
-    let rollback = v1::Rollback { generation: 2, before: 41, skip: None };
+    assert_eq!(wire.remedy, "back to before step 30 with a lower learning rate");
+    let rollback = v1::Rollback { generation: 2, before: 41, suspect_from: Some(30), skip: None };
     assert_eq!(wire.rollback, Some(rollback));
     let diagnosis = v1::Diagnosis {
         divergence: Some(v1::diagnosis::Divergence::LossNotFinite(v1::Empty {})),

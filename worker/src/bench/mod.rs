@@ -164,8 +164,14 @@ fn measure(
 ) -> Result<BenchResult, Failure> {
     let device = torch::device::open(spec, LocalRank(collective.rank().0))?;
     let mut learner = TorchLearner::new(spec, &InputType::Image, device)?;
-    let measured = learner.measure_pointwise()?;
-    learner.set_pointwise(measured);
+    // As in a job: on one rank, while the others wait.
+    let measured = match collective.rank() {
+        Rank(0) => learner.measure_pointwise()?,
+        _ => None,
+    };
+    let all = collective.all_gather_bytes(&serde_json::to_vec(&measured).map_err(crash)?);
+    let first = all.map_err(crash)?.into_iter().next().unwrap_or_default();
+    learner.set_pointwise(serde_json::from_slice(&first).map_err(crash)?);
     let mut feed = batches::feed(args, spec)?;
     let block = virtual_block(spec.train.virtual_ranks, collective.rank(), args.ranks);
     let (mut stepper, controls) = (Stepper::new(block), Controls::default());

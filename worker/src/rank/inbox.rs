@@ -184,6 +184,14 @@ impl Inbox {
                     assignment.controls.set_coordinator_lost(lost);
                 }
             }
+            RankCommand::BreakOff { generation } if current == Some(generation) => {
+                if let Some(assignment) = &state.assignment
+                    && !assignment.controls.has_agreed_to_stop()
+                {
+                    warn!(%generation, "the other ranks do not answer, and this node must leave");
+                    assignment.abort.abort();
+                }
+            }
             RankCommand::Profile { generation, request } if current == Some(generation) => {
                 if let Some(assignment) = &state.assignment {
                     assignment.controls.request_profile(request);

@@ -46,6 +46,7 @@ fn after(rollbacks: &[(u64, u64)]) -> Restore {
     let rollback = |(generation, before): &(u64, u64)| Rollback {
         generation: Generation(*generation),
         before: Step(*before),
+        suspect_from: None,
         skip: None,
     };
     Restore { rollbacks: rollbacks.iter().map(rollback).collect(), ..Restore::default() }
@@ -407,20 +408,57 @@ fn with_the_guard_a_checkpoint_from_before_a_divergence_that_is_not_noticed_yet_
 }
 
 #[test]
+fn a_suspected_checkpoint_is_used_and_kept_only_if_there_is_no_other() {
+    let f = fixture();
+    let rollback = |generation: u64, before: u64, suspect: u64| Rollback {
+        generation: Generation(generation),
+        before: Step(before),
+        suspect_from: Some(Step(suspect)),
+        skip: None,
+    };
+    for step in [20, 30, 40] {
+        saved(&f.store, id(1, step), 1);
+    }
+    let by =
+        |rollbacks: &[Rollback]| Restore { rollbacks: rollbacks.to_vec(), ..Restore::default() };
+    let used = |restore: &Restore| {
+        let found = f.store.find(restore, &mut |_, _| Ok(())).unwrap().unwrap();
+        (found.manifest.id(), found.skipped.len())
+    };
+    let first = by(&[rollback(2, 40, 25)]);
+    assert_eq!(used(&first), (id(1, 20), 2));
+    // The second one suspects all that is left, and the run does not begin anew.
+    saved(&f.store, id(2, 25), 1);
+    let second = by(&[rollback(2, 40, 25), rollback(3, 35, 10)]);
+    assert_eq!(used(&second).0, id(2, 25));
+    let kept = |restore: &Restore| {
+        let retention = Retention { restore: restore.clone(), ..keep(9, false, 0, 2) };
+        let entries = f.store.list().unwrap();
+        let decisions = prune_decisions(&entries, &retention);
+        let kept = entries.iter().zip(decisions).filter_map(|(entry, decision)| match decision {
+            PruneDecision::Kept(_) => Some(entry.id),
+            PruneDecision::Removed(_) => None,
+        });
+        kept.collect::<Vec<_>>()
+    };
+    assert_eq!(kept(&first), [id(2, 25), id(1, 20)]);
+    assert_eq!(kept(&second), [id(2, 25), id(1, 30), id(1, 20)]);
+}
+
+#[test]
 fn with_the_guard_there_is_a_checkpoint_from_before_its_window_however_often_one_is_saved() {
     for every in [1, 5, 11, 30] {
         let f = fixture();
         let guard = Some(GuardedSteps { window: 12, evaluations: true });
-        for step in (1..8).map(|number| number * every) {
+        for step in (1..=4 * 12).map(|number| number * every) {
             saved(&f.store, id(1, step), 1);
             f.store.prune(&Retention { guard, ..keep(1, false, 0, 1) });
             let found = names(&f.store);
             assert!(found.len() <= 3, "{found:?}");
-            let older = found.iter().any(|name| {
-                let id: SaveId = SaveId::parse(name).unwrap();
-                id.step.0 + 12 <= step
-            });
-            assert!(older || step < every + 12, "{found:?}");
+            let steps = found.iter().map(|name| SaveId::parse(name).unwrap().step.0);
+            let before_window = steps.filter(|saved| saved + 12 <= step).max();
+            let is_near = before_window.is_some_and(|saved| step - saved < 2 * 12 + every);
+            assert!(is_near || step < every + 12, "step {step}: {found:?}");
         }
     }
 }

@@ -72,7 +72,7 @@ pub(super) async fn run(args: Args) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Refuses a file that cannot be written, and to replace one that is not a profile, before anything is recorded.
+/// Refuses a file in a folder that does not exist, and to replace one that is not a profile, before anything is recorded.
 fn check_out(out: &Path) -> Result<(), Failure> {
     refuse_special_file(out)?;
     let folder = out.parent().filter(|folder| !folder.as_os_str().is_empty());

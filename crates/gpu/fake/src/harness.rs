@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
 use std::env;
+use std::ffi::{CStr, c_char};
 use std::os::unix::fs::symlink;
 use std::process::Command;
 
@@ -57,6 +58,20 @@ impl FakeGpu {
         unsafe { self.library.get::<extern "C" fn()>(b"baton_fake_gpu_hang_aborts").unwrap()() }
     }
 
+    /// Ranges of NVTX that have ended, each with the ranges of its thread around it: `outer/inner`.
+    #[must_use]
+    pub fn ended_ranges(&self) -> Vec<String> {
+        // SAFETY: the function is in `nvtx`.
+        let text = unsafe {
+            let ended = self
+                .library
+                .get::<extern "C" fn() -> *const c_char>(b"baton_fake_gpu_ended_ranges")
+                .unwrap()();
+            CStr::from_ptr(ended)
+        };
+        text.to_string_lossy().lines().map(str::to_owned).collect()
+    }
+
     fn seed(&self, seed: u64) {
         // SAFETY: the function is above.
         unsafe { self.library.get::<extern "C" fn(u64)>(b"baton_fake_gpu_seed").unwrap()(seed) }
@@ -82,7 +97,7 @@ pub fn run(test: &str, body: impl FnOnce(&FakeGpu)) {
     let fake = program.with_file_name("libbaton_fake_gpu.so");
     assert!(fake.exists(), "{} was not built", fake.display());
     let folder = tempfile::tempdir().unwrap();
-    for name in ["libcuda.so", "libcuda.so.1", "libnccl.so"] {
+    for name in ["libcuda.so", "libcuda.so.1", "libnccl.so", "libnvtx3interop.so.1"] {
         symlink(&fake, folder.path().join(name)).unwrap();
     }
     let output = Command::new(program)

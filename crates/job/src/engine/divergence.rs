@@ -14,8 +14,8 @@ use crate::{
 };
 use baton_recipe::{
     JobSpec,
-    guard::{Diagnosis, Divergence},
-    spec::{Guard, GuardRemedy},
+    guard::{BatchMark, Diagnosis, Divergence},
+    spec::GuardRemedy,
 };
 
 /// A divergence of training, and what was done about it.
@@ -32,30 +32,38 @@ pub struct Incident {
 impl Incident {
     /// What this has invalidated if it ended the job and was a collapse.
     #[must_use]
-    pub fn end_by_collapse(&self, guard: &Guard) -> Option<Rollback> {
-        let is_end = self.rollback.is_none();
-        let generation = self.generation.next();
-        let before = self.diagnosis.invalid_from(guard);
-        (is_end && has_collapsed(&self.diagnosis)).then_some(Rollback {
-            generation,
-            before,
-            skip: None,
-        })
+    pub fn end_by_collapse(&self, spec: &JobSpec) -> Option<Rollback> {
+        let is_end = self.rollback.is_none() && has_collapsed(&self.diagnosis);
+        is_end.then(|| rollback(&self.diagnosis, spec, self.generation.next(), None))
     }
 
     /// What was done, as text.
     #[must_use]
     pub fn remedy(&self) -> String {
         match &self.rollback {
-            Some(Rollback { before, skip: None, .. }) => {
-                format!("back to before step {before} with a lower learning rate")
-            }
-            Some(Rollback { before, skip: Some(_), .. }) => {
-                format!("back to before step {before} without that batch and the one before it")
+            Some(Rollback { before, suspect_from, skip, .. }) => {
+                let before = suspect_from.unwrap_or(*before);
+                let how = match skip {
+                    None => "with a lower learning rate",
+                    Some(_) => "without that batch and the one before it",
+                };
+                format!("back to before step {before} {how}")
             }
             None => "the job ended".to_owned(),
         }
     }
+}
+
+/// Back to before this divergence, in generation `next`.
+fn rollback(
+    diagnosis: &Diagnosis,
+    spec: &JobSpec,
+    next: Generation,
+    skip: Option<BatchMark>,
+) -> Rollback {
+    let (before, suspect) = (diagnosis.step, diagnosis.suspect_from(spec));
+    let suspect_from = (suspect < before).then_some(suspect);
+    Rollback { generation: next, before, suspect_from, skip }
 }
 
 /// Whether it is an evaluation that shows the divergence: no batch is to blame.
@@ -75,8 +83,8 @@ impl Divergences {
     }
 
     /// What a collapse has invalidated that ended the job: its checkpoint was committed before the evaluation.
-    pub(super) fn end_by_collapse(&self, guard: &Guard) -> impl Iterator<Item = Rollback> {
-        self.incidents.iter().filter_map(|incident| incident.end_by_collapse(guard))
+    pub(super) fn end_by_collapse(&self, spec: &JobSpec) -> impl Iterator<Item = Rollback> {
+        self.incidents.iter().filter_map(|incident| incident.end_by_collapse(spec))
     }
 
     /// Whether a rollback is pending, to be carried out by the generation after `generation`.
@@ -85,20 +93,19 @@ impl Divergences {
     }
 
     /// The rollback with which generation `next` continues after `diagnosis`; absent if all attempts are used up.
-    /// `began_at` is the step at which the generation before it began.
     pub(super) fn remedy(
         &self,
         diagnosis: &Diagnosis,
-        guard: &Guard,
+        spec: &JobSpec,
         next: Generation,
     ) -> Option<Rollback> {
+        let guard = &spec.guard;
         let attempts = self.rollbacks().count();
         if !guard.enabled || attempts >= guard.max_rollbacks as usize {
             return None;
         }
         let skips = guard.remedy == GuardRemedy::SkipBatch && !has_collapsed(diagnosis);
-        let skip = skips.then_some(diagnosis.batch);
-        Some(Rollback { generation: next, before: diagnosis.invalid_from(guard), skip })
+        Some(rollback(diagnosis, spec, next, skips.then_some(diagnosis.batch)))
     }
 
     /// The outcome of a job for which no remedy is left.

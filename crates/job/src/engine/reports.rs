@@ -403,12 +403,13 @@ impl Engine {
         let origin = self.origin.restore.clone();
         let rollbacks = self.divergences.rollbacks().cloned().collect();
         let before = origin.invalidated.iter().chain(&origin.rollbacks).cloned();
-        let ended = self.divergences.end_by_collapse(&self.spec.guard);
+        let ended = self.divergences.end_by_collapse(&self.spec);
         let invalidated = before.chain(ended).collect();
-        let commit = self.results.commit.as_ref();
+        let restore = Restore { rollbacks, invalidated, ..origin };
+        let commit = self.results.newest_valid_commit(&restore);
         let last_saved =
-            commit.map(|commit| (commit.generation, commit.step)).or(origin.last_saved);
-        Restore { rollbacks, invalidated, last_saved, ..origin }
+            commit.map(|commit| (commit.generation, commit.step)).or(restore.last_saved);
+        Restore { last_saved, ..restore }
     }
 
     /// Handles the report of a rank of the current generation that training diverged.
@@ -420,9 +421,8 @@ impl Engine {
         {
             return;
         }
-        let guard = &self.spec.guard;
-        let rollback = self.divergences.remedy(&diagnosis, guard, generation.next());
-        let max_rollbacks = guard.max_rollbacks;
+        let rollback = self.divergences.remedy(&diagnosis, &self.spec, generation.next());
+        let max_rollbacks = self.spec.guard.max_rollbacks;
         let incident = Incident { generation, diagnosis, rollback };
         self.actions.push(Action::Persist(Record::Diverged(incident.clone())));
         self.record_incident(&incident);
@@ -444,8 +444,8 @@ impl Engine {
     /// Records an incident, when it happens or when it is replayed.
     pub(super) fn record_incident(&mut self, incident: &Incident) {
         self.divergences.incidents.push(incident.clone());
-        if let Some(Rollback { before, .. }) = incident.rollback {
-            self.results.roll_back(before);
+        if let Some(Rollback { before, suspect_from, .. }) = incident.rollback {
+            self.results.roll_back(suspect_from.unwrap_or(before));
         }
     }
 

@@ -193,20 +193,30 @@ impl Engine {
         }
     }
 
-    /// Text about steps that ranks have made and that are in no checkpoint, while no rank can be reached.
+    /// Text about what ranks may have and what is in no checkpoint, while none can be reached.
     fn unsaved_state(&self) -> Option<String> {
         let reached = self.results.reached;
-        let saved = self.results.commit.as_ref().map(|commit| commit.step);
+        let restore = self.restore();
+        let saved = self.results.valid_commit(&restore).map(|commit| commit.step);
+        let missing = if saved < Some(reached) && reached > Step(0) {
+            format!("no agent that is connected has the state after step {reached}")
+        } else if self.lifecycle.may_have_ranks && !self.nodes.any_attached() {
+            // After a restart of the coordinator, ranks may be further than it knows.
+            "no agent is connected".to_owned()
+        } else {
+            return None;
+        };
         let otherwise = match saved {
             Some(saved) => format!("the job continues from the checkpoint of step {saved}"),
-            None => "the job begins anew, as it has saved no checkpoint".to_owned(),
+            None if restore.last_saved.is_none() && restore.path.is_none() => {
+                "the job begins anew, as it has saved no checkpoint".to_owned()
+            }
+            None => "the job continues from its newest checkpoint".to_owned(),
         };
-        (saved < Some(reached) && reached > Step(0)).then(|| {
-            format!(
-                "no agent that is connected has the state after step {reached}: agents that still run and can read the \
-                 checkpoint store save it within seconds; otherwise {otherwise}"
-            )
-        })
+        Some(format!(
+            "{missing}: agents that still run and read the checkpoint store (cluster.standby, --store) save what they \
+             have within seconds; otherwise {otherwise}"
+        ))
     }
 
     pub(super) fn send_drain_if_requested(&mut self, now: Time) {

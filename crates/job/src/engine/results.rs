@@ -140,11 +140,23 @@ impl Results {
         self.commit.as_ref().is_none_or(|known| position(known) < position(commit))
     }
 
-    /// The newest checkpoint from which a job can resume.
+    /// The checkpoint from which a job resumes: the newest one that is not the last resort of a rollback, if there is one.
     pub(super) fn valid_commit(&self, restore: &Restore) -> Option<&Commit> {
-        let is_valid =
-            |commit: &&Commit| restore.invalidated_by(commit.generation, commit.step).is_none();
-        self.commit.iter().chain(self.earlier_commits.iter().rev()).find(is_valid)
+        let is_good =
+            |commit: &&Commit| restore.suspected_by(commit.generation, commit.step).is_none();
+        let found = self.valid_commits(restore).find(is_good);
+        found.or_else(|| self.newest_valid_commit(restore))
+    }
+
+    /// The newest checkpoint that no rollback has invalidated.
+    pub(super) fn newest_valid_commit(&self, restore: &Restore) -> Option<&Commit> {
+        self.valid_commits(restore).next()
+    }
+
+    fn valid_commits(&self, restore: &Restore) -> impl Iterator<Item = &Commit> {
+        let newest_first = self.commit.iter().chain(self.earlier_commits.iter().rev());
+        newest_first
+            .filter(|commit| restore.invalidated_by(commit.generation, commit.step).is_none())
     }
 
     /// Seconds that the last checkpoint took, from the copy of the state to the commit, if they are known.

@@ -1178,7 +1178,8 @@ fn a_drain_at_the_step_of_a_committed_checkpoint_is_durable_at_once() {
         report(&mut engine, at(9.0), 0, RankReport::Saved(commit(1, 7)));
         if rollback {
             let before = Step(7);
-            let rollback = Rollback { generation: Generation(2), before, skip: None };
+            let rollback =
+                Rollback { generation: Generation(2), before, suspect_from: None, skip: None };
             let diagnosis = divergence::diagnosis(7);
             let incident =
                 Incident { generation: Generation(1), diagnosis, rollback: Some(rollback) };

@@ -46,7 +46,17 @@ impl Session {
         if !is_earlier {
             return;
         }
-        self.departure = Some(Departure { reason: reason.clone(), end, deadline, signalled });
+        let before = self.departure.as_ref();
+        let since = before.map_or(now, |departure| departure.since);
+        let has_broken_off = before.is_some_and(|departure| departure.has_broken_off);
+        self.departure = Some(Departure {
+            reason: reason.clone(),
+            end,
+            deadline,
+            since,
+            has_broken_off,
+            signalled,
+        });
         if self.connection == ConnectionState::Up {
             return self.report_departure(now);
         }
@@ -56,14 +66,16 @@ impl Session {
         }
     }
 
-    /// Leaves at once if no rank has anything to save: without a coordinator, ranks that are ready do not begin.
+    /// Leaves at once if no rank has anything to save: without a coordinator, ranks that are ready do not begin, and a node
+    /// without ranks gets none.
     pub(super) fn leave_without_state(&mut self, now: Time) {
         let Some(Departure { reason, .. }) = &self.departure else { return };
         let is_ready =
             |slot: &Slot| matches!(slot.phase(), Some(RankPhase::Ready { step: None, .. }));
         let mut assigned = self.slots.iter().filter(|slot| slot.is_assigned()).peekable();
         let is_alone = self.leaving.is_none() && self.connection != ConnectionState::Up;
-        if is_alone && assigned.peek().is_some() && assigned.all(is_ready) {
+        let has_none = self.slots.iter().all(|slot| slot.assignment.is_none());
+        if is_alone && (has_none || assigned.peek().is_some() && assigned.all(is_ready)) {
             let reason = reason.clone();
             self.leave(now, Outcome::Drained { reason });
         }

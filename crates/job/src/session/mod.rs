@@ -35,7 +35,7 @@ use crate::{
     exit::Outcome,
     gpu::xid,
     ids::{Generation, JobId, LocalRank, NodeId},
-    message::{Commit, PauseState, RankReport},
+    message::{Commit, PauseState, RankCommand, RankReport},
     time::Time,
 };
 
@@ -55,8 +55,21 @@ struct Departure {
     end: Option<Time>,
     /// Time by which the ranks must have stopped; after it they are asked to exit.
     deadline: Time,
+    /// When the node learned of it.
+    since: Time,
+    /// Whether its ranks were sent that they should save alone.
+    has_broken_off: bool,
     /// When the first shutdown signal was received, if one was.
     signalled: Option<Time>,
+}
+
+impl Departure {
+    /// When ranks that have not stopped should save alone, if they have no coordinator: the others may be cut off, and half
+    /// of the time is left. `None` once they were sent that.
+    fn break_off_at(&self) -> Option<Time> {
+        let half = self.deadline.since(self.since) / 2;
+        (!self.has_broken_off).then(|| self.since.after(half))
+    }
 }
 
 /// State machine of an agent.
@@ -185,11 +198,10 @@ impl Session {
             _ => None,
         };
         let kills = self.slots.iter().filter_map(Slot::kill_at);
-        let departure = self
-            .departure
-            .as_ref()
-            .filter(|_| self.leaving.is_none())
-            .map(|departure| departure.deadline);
+        let departure = self.departure.as_ref().filter(|_| self.leaving.is_none());
+        let break_off = departure.filter(|_| self.ranks_know_of_loss);
+        let break_off = break_off.and_then(Departure::break_off_at);
+        let departure = departure.map(|departure| departure.deadline);
         let hang_check =
             (!self.policy.hang_timeout.is_zero() && self.leaving.is_none()).then(|| {
                 let reports = self.slots.iter().filter_map(Slot::watched_report);
@@ -199,6 +211,7 @@ impl Session {
             });
         let waits =
             retry.into_iter().chain(kills).chain(departure).chain(self.final_report_deadline);
+        let waits = waits.chain(break_off);
         waits.chain(hang_check.flatten()).min()
     }
 
@@ -254,6 +267,14 @@ impl Session {
         self.kill_hanging_ranks(now);
         if self.leaving.is_some() {
             return;
+        }
+        if self.ranks_know_of_loss
+            && let Some(departure) = &mut self.departure
+            && departure.break_off_at().is_some_and(|at| at <= now)
+        {
+            departure.has_broken_off = true;
+            let generation = self.generation;
+            self.send_to_all(&RankCommand::BreakOff { generation });
         }
         if let Some(Departure { reason, deadline, .. }) = &self.departure
             && *deadline <= now

@@ -857,6 +857,26 @@ fn departing_node_that_loses_its_coordinator_drains_by_itself() {
     assert_eq!(session.handle(at(11.0), Event::Disconnected), expected);
 }
 
+#[test]
+fn ranks_that_have_not_stopped_in_half_of_the_time_save_alone_if_there_is_no_coordinator() {
+    let mut session = training(2);
+    session.handle(at(9.0), Event::Disconnected);
+    session.handle(at(10.0), interruption_notice(Some(75.0)));
+    // The machine is taken away at 75 s, and ranks need 5 s to be killed.
+    session.handle(at(39.9), Event::Tick);
+    assert_eq!(session.deadline().map(|at| at <= self::at(40.0)), Some(true));
+    let break_off =
+        |local| send_to_rank(local, RankCommand::BreakOff { generation: Generation(1) });
+    let actions = session.handle(at(40.0), Event::Tick);
+    assert!(actions.ends_with(&[break_off(0), break_off(1)]), "{actions:?}");
+    let sent = |actions: &[Action]| actions.contains(&break_off(0));
+    assert!(!sent(&session.handle(at(41.0), Event::Tick)), "once");
+
+    let mut session = training(1);
+    session.handle(at(10.0), interruption_notice(Some(75.0)));
+    assert!(!sent(&session.handle(at(41.0), Event::Tick)), "the coordinator decides");
+}
+
 fn coordinator_lost(local: u32, lost: bool) -> Action {
     send_to_rank(local, RankCommand::CoordinatorLost { generation: Generation(1), lost })
 }

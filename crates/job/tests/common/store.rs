@@ -52,9 +52,15 @@ impl Store {
 
     /// The commit from which a generation without survivors must start, and whether its state has corrupted.
     pub(crate) fn newest(&self, restore: &Restore) -> Option<&(Commit, bool)> {
-        self.commits.iter().rev().find(|(commit, _)| {
+        let valid = |(commit, _): &&(Commit, bool)| {
             let invalidated = restore.invalidated_by(commit.generation, commit.step).is_some();
             commit.generation >= restore.not_before && !invalidated
-        })
+        };
+        let valid: Vec<_> = self.commits.iter().rev().filter(valid).collect();
+        let is_good = |(commit, _): &&(Commit, bool)| {
+            restore.suspected_by(commit.generation, commit.step).is_none()
+        };
+        let good = valid.iter().copied().find(is_good);
+        good.or_else(|| valid.first().copied())
     }
 }

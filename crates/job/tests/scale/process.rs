@@ -107,6 +107,7 @@ impl Fleet {
             | RankCommand::Pause { .. }
             | RankCommand::Profile { .. }
             | RankCommand::CoordinatorLost { .. }
+            | RankCommand::BreakOff { .. }
             | RankCommand::Checkpoint { .. } => {}
         }
     }

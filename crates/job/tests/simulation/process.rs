@@ -229,6 +229,7 @@ impl Cluster {
             | RankCommand::Pause { .. }
             | RankCommand::Profile { .. }
             | RankCommand::CoordinatorLost { .. }
+            | RankCommand::BreakOff { .. }
             | RankCommand::Drain { .. } => {}
         }
     }

@@ -37,9 +37,9 @@ pub struct ModelSpec {
     /// except for rounding.
     #[serde(default = "channels_last")]
     pub channels_last: bool,
-    /// 1×1 convolutions on a CPU with `channels_last`: `product` of matrices, `convolution` of libtorch, or `auto`: which
-    /// is faster is measured when a run begins, and all its ranks and continuations do the same. They differ in the last
-    /// bits: choose one where two runs must have the same bits on different processors.
+    /// 1×1 convolutions on a CPU with `channels_last`: `product` of matrices, `convolution` of libtorch, or `auto`, the
+    /// default: which is faster is measured when a run begins, and all its ranks and continuations do the same. They differ in
+    /// the last bits: choose one where two runs must have the same bits on different processors. No effect on GPUs.
     #[serde(default, skip_serializing_if = "is_default")]
     pub pointwise: Pointwise,
     /// A fixed 3 × 3 blur before every strided convolution of 16 channels or more (Zhang 2019), as in

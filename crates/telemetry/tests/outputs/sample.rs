@@ -58,7 +58,12 @@ pub(crate) fn status() -> GetStatusResponse {
             generation: 2,
             diagnosis: Some(Diagnosis { step: 1_400, ..Diagnosis::default() }),
             cause: "the loss at step 1401 is not a number".to_owned(),
-            rollback: Some(Rollback { generation: 3, before: 1_300, skip: None }),
+            rollback: Some(Rollback {
+                generation: 3,
+                before: 1_300,
+                suspect_from: None,
+                skip: None,
+            }),
             remedy: "from step 1300 with half the learning rate".to_owned(),
         }],
         spending: Some(Spending {

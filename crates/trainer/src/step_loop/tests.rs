@@ -614,7 +614,8 @@ fn a_rollback_resumes_from_the_last_good_checkpoint_with_a_lower_rate() {
     let (ended, _) = run_alone(&mut trainer, Generation(1), &Restore::default());
     let Err(Error::Diverged(found)) = ended else { panic!("{ended:?}") };
 
-    let rollback = Rollback { generation: Generation(2), before: found.step, skip: None };
+    let rollback =
+        Rollback { generation: Generation(2), before: found.step, suspect_from: None, skip: None };
     let restore = Restore { rollbacks: vec![rollback], ..Restore::default() };
     let (ended, reports) = run_alone(&mut trainer, Generation(2), &restore);
     assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
@@ -634,7 +635,12 @@ fn a_batch_named_by_a_rollback_and_the_one_before_are_skipped() {
     let location = folder.path().to_str().unwrap();
     let mut trainer = trainer_with(location, &["train.epochs=2"]);
     let batch = BatchMark { epoch: Epoch(1), cursor: 90 };
-    let rollback = Rollback { generation: Generation(1), before: Step(5), skip: Some(batch) };
+    let rollback = Rollback {
+        generation: Generation(1),
+        before: Step(5),
+        suspect_from: None,
+        skip: Some(batch),
+    };
     let restore = Restore { rollbacks: vec![rollback], ..Restore::default() };
     let (ended, _) = run_alone(&mut trainer, Generation(1), &restore);
     assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
@@ -655,6 +661,7 @@ fn rollbacks_apply_to_a_checkpoint_of_another_store_whose_generation_is_higher()
     let rollback = |generation: u64, skip: Option<BatchMark>| Rollback {
         generation: Generation(generation),
         before: Step(5),
+        suspect_from: None,
         skip,
     };
     let restore = Restore {

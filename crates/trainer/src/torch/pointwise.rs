@@ -1,7 +1,10 @@
 //! 1×1 convolutions on a CPU: as libtorch's convolutions, or as products of matrices. Which is faster depends on the
 //! processor: `docs/decisions/0007-pointwise-products.md`.
 
-use std::{collections::BTreeMap, time::Instant};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use baton_model::{ConvNorm, Layer, NetworkDescription, size::Size};
 use baton_recipe::spec::Pointwise;
@@ -15,8 +18,8 @@ const MAX_SHARE: f64 = 0.75;
 /// would hardly matter.
 const MIN_OF_NETWORK: f64 = 0.25;
 
-/// No further shape is measured after so many seconds.
-const MAX_SECONDS: f64 = 1.0;
+/// Nothing is measured again, and no further shape, after so long.
+const MAX_TIME: Duration = Duration::from_secs(1);
 
 /// Measurements of a shape, each way; the shortest counts, because other programs may use the machine.
 const TRIES: u32 = 3;
@@ -47,12 +50,12 @@ pub(super) fn measure(
     kind: Kind,
 ) -> tch::Result<Option<Pointwise>> {
     let Some(shapes) = shapes(network, input) else { return Ok(None) };
-    let began = Instant::now();
+    let until = Instant::now() + MAX_TIME;
     let (mut products, mut convolutions) = (0.0, 0.0);
     for (shape, count) in shapes {
-        products += count * shape.seconds(samples, kind, Pointwise::Product)?;
-        convolutions += count * shape.seconds(samples, kind, Pointwise::Convolution)?;
-        if began.elapsed().as_secs_f64() > MAX_SECONDS {
+        products += count * shape.seconds(samples, kind, (Pointwise::Product, until))?;
+        convolutions += count * shape.seconds(samples, kind, (Pointwise::Convolution, until))?;
+        if Instant::now() > until {
             break;
         }
     }
@@ -133,7 +136,12 @@ impl PointwiseShape {
     }
 
     /// Shortest time of a forward and a backward pass.
-    fn seconds(self, samples: u64, kind: Kind, how: Pointwise) -> tch::Result<f64> {
+    fn seconds(
+        self,
+        samples: u64,
+        kind: Kind,
+        (how, until): (Pointwise, Instant),
+    ) -> tch::Result<f64> {
         let [channels, height, width] = self.input.map(|length| length as i64);
         let random = |shape: [i64; 4]| {
             let values = Tensor::f_randn(shape, (Kind::Float, Device::Cpu))?.f_to_kind(kind)?;
@@ -157,6 +165,9 @@ impl PointwiseShape {
             let objective = y.f_square()?.f_sum(Kind::Float)?;
             Tensor::f_run_backward(&[&objective], &[&x, &kernel], false, false)?;
             best = best.min(began.elapsed().as_secs_f64());
+            if Instant::now() > until {
+                break;
+            }
         }
         Ok(best)
     }

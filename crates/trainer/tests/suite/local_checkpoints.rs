@@ -465,7 +465,12 @@ fn a_rollback_never_uses_a_local_checkpoint() {
     for before in [5, 7] {
         let job = Job::new(&["a", "b"]);
         job.lose_all_ranks();
-        let rollback = Rollback { generation: Generation(3), before: Step(before), skip: None };
+        let rollback = Rollback {
+            generation: Generation(3),
+            before: Step(before),
+            suspect_from: None,
+            skip: None,
+        };
         let restore = Restore { rollbacks: vec![rollback], ..Restore::default() };
         let ended = job.run(3, &restore, None);
         assert_eq!(began(&ended).0, 4, "before step {before}");

@@ -315,8 +315,13 @@ pub(super) fn pick_and_skip(
     let is_valid = |Entry { id, .. }: &&Entry| {
         !folder.rollbacks.iter().any(|rollback| rollback.invalidates(id.generation, id.step))
     };
+    let is_suspect = |Entry { id, .. }: &&Entry| {
+        folder.rollbacks.iter().any(|rollback| rollback.suspects(id.generation, id.step))
+    };
     let mut damaged = Vec::new();
-    for entry in folder.user.own(store, entries)?.iter().filter(is_valid) {
+    let own = folder.user.own(store, entries)?;
+    let (last_resort, good): (Vec<_>, Vec<_>) = own.iter().filter(is_valid).partition(is_suspect);
+    for entry in good.into_iter().chain(last_resort) {
         let problem = match &entry.state {
             EntryState::Unfinished => continue,
             EntryState::Damaged(problem) => Some(problem),
@@ -486,7 +491,12 @@ mod tests {
         assert_eq!(location().as_deref(), Some("s3://bucket/run"));
 
         let invalidated = SavedReport::read(run.path()).unwrap().status.invalidated_checkpoints;
-        let expected = Rollback { generation: Generation(3), before: Step(70), skip: None };
+        let expected = Rollback {
+            generation: Generation(3),
+            before: Step(70),
+            suspect_from: None,
+            skip: None,
+        };
         assert_eq!(rollbacks(&invalidated), [expected]);
     }
 
@@ -532,7 +542,12 @@ mod tests {
             pick(&sample.store, &folder, None).unwrap().step
         };
         assert_eq!(newest(vec![]), Step(110));
-        let rollback = Rollback { generation: Generation(3), before: Step(70), skip: None };
+        let rollback = Rollback {
+            generation: Generation(3),
+            before: Step(70),
+            suspect_from: None,
+            skip: None,
+        };
         assert_eq!(newest(vec![rollback]), Step(66));
     }
 

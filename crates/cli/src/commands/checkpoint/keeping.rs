@@ -8,6 +8,7 @@ use baton_job::{
     exit::Failure,
     message::{Restore, Rollback},
 };
+use baton_recipe::spec::Guard;
 use serde::Deserialize;
 
 use super::folder::store_failure;
@@ -20,12 +21,19 @@ struct RetentionRecipe {
     guard: GuardSettings,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Deserialize)]
 #[serde(default)]
 struct GuardSettings {
     enabled: bool,
     window: u32,
     accuracy_collapse: f64,
+}
+
+impl Default for GuardSettings {
+    fn default() -> Self {
+        let Guard { enabled, window, accuracy_collapse, .. } = Guard::default();
+        Self { enabled, window, accuracy_collapse }
+    }
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -71,7 +79,8 @@ fn retention(
     let recipes = [claimant.map(|found| &found.recipe), newest.map(|newest| &newest.recipe)];
     let recipe = recipes.into_iter().flatten().find_map(|recipe| serde_json::from_str(recipe).ok());
     let RetentionRecipe { checkpoint, guard } = recipe.unwrap_or_default();
-    let (window, evaluations) = (guard.window, guard.accuracy_collapse > 0.0);
+    let GuardSettings { enabled, window, accuracy_collapse } = guard;
+    let guard = Guard { enabled, window, accuracy_collapse, ..Guard::default() };
     let RetentionSettings { keep_last, keep_best, keep_every_epochs } = checkpoint;
     let of_job =
         complete().filter(|manifest| newest.is_some_and(|newest| newest.job == manifest.job));
@@ -83,7 +92,7 @@ fn retention(
         keep_last,
         keep_best,
         keep_every_epochs,
-        guard: guard.enabled.then_some(GuardedSteps { window, evaluations }),
+        guard: GuardedSteps::of(&guard),
         restore: Restore { not_before, rollbacks, ..Restore::default() },
         generation: fence,
     }

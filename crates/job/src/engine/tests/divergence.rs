@@ -49,7 +49,12 @@ fn diverged(step: u64) -> RankReport {
 }
 
 fn rollback(generation: u64, before: u64) -> Rollback {
-    Rollback { generation: Generation(generation), before: Step(before), skip: None }
+    Rollback {
+        generation: Generation(generation),
+        before: Step(before),
+        suspect_from: None,
+        skip: None,
+    }
 }
 
 fn incident(generation: u64, step: u64, rollback: Option<Rollback>) -> Incident {
@@ -149,38 +154,68 @@ fn every_later_launch_carries_all_rollbacks() {
 }
 
 #[test]
-fn the_state_in_which_training_diverged_and_all_of_the_window_in_which_the_loss_rose_are_invalid() {
+fn the_state_in_which_training_diverged_is_invalid_and_the_window_in_which_the_loss_rose_a_last_resort()
+ {
     let rose = Divergence::LossRose { mean: 4.0, bound: 3.0 };
-    for (divergence, remedy, before) in [
-        (Divergence::LossNotFinite, "lower_lr", 40),
-        (Divergence::GradientNotFinite, "lower_lr", 40),
-        (rose, "lower_lr", 33),
+    for (divergence, remedy, suspect) in [
+        (Divergence::LossNotFinite, "lower_lr", None),
+        (Divergence::GradientNotFinite, "lower_lr", None),
+        (rose, "lower_lr", Some(33)),
         // The state before both batches that are skipped is not damaged by them.
-        (rose, "skip_batch", 40),
+        (rose, "skip_batch", None),
     ] {
         let remedy = format!("guard.remedy={remedy}");
         let mut engine = training_since(30, &[&remedy, "guard.window=8"]);
         let found = Diagnosis { divergence, ..diagnosis(40) };
         report(&mut engine, at(10.0), 0, RankReport::Diverged(found));
 
-        assert_eq!(rollbacks(&engine)[0].before, Step(before), "{divergence:?}");
+        let found = &rollbacks(&engine)[0];
+        assert_eq!((found.before, found.suspect_from), (Step(40), suspect.map(Step)));
     }
 }
 
 #[test]
-fn a_collapse_invalidates_all_states_since_the_evaluation_before_it() {
+fn while_fp16_overflows_all_states_have_the_same_weights() {
+    let mut engine = training_since(30, &["precision.compute=fp16"]);
+    let found = Diagnosis { divergence: Divergence::GradientNotFinite, ..diagnosis(40) };
+    report(&mut engine, at(10.0), 0, RankReport::Diverged(found));
+    assert_eq!(rollbacks(&engine)[0].suspect_from, Some(Step(16)));
+}
+
+#[test]
+fn a_checkpoint_of_the_window_is_named_only_if_there_is_no_other() {
+    let rose = Divergence::LossRose { mean: 4.0, bound: 3.0 };
+    for (saved, named) in [(&[20, 35, 40][..], Some(20)), (&[35, 40], Some(35)), (&[40], None)] {
+        let mut engine = training_since(10, &["guard.window=8"]);
+        for step in saved {
+            report(&mut engine, at(9.0), 0, RankReport::Saved(commit(1, *step)));
+        }
+        let found = Diagnosis { divergence: rose, ..diagnosis(40) };
+        report(&mut engine, at(10.0), 0, RankReport::Diverged(found));
+        let status = engine.status();
+        assert_eq!(status.commit.map(|commit| commit.step), named.map(Step), "{saved:?}");
+        let newest = saved.iter().rev().find(|step| **step < 40);
+        let last_saved = engine.restore().last_saved.map(|(_, step)| step);
+        assert_eq!(last_saved, newest.copied().map(Step), "{saved:?}");
+    }
+}
+
+#[test]
+fn a_collapse_makes_all_states_since_the_evaluation_before_it_a_last_resort() {
     let divergence = Divergence::AccuracyCollapsed { score: 0.1, best: 0.9 };
-    for (evaluated, before) in [(Some(20), 21), (Some(40), 40), (None, 40)] {
+    for (evaluated, suspect) in [(Some(20), Some(21)), (Some(40), None), (None, None)] {
         let mut engine = training_since(30, &["guard.max_rollbacks=1"]);
         let found = Diagnosis { divergence, evaluated: evaluated.map(Step), ..diagnosis(40) };
         report(&mut engine, at(10.0), 0, RankReport::Diverged(found.clone()));
-        assert_eq!(rollbacks(&engine), [rollback(2, before)], "{evaluated:?}");
+        let suspect_from = suspect.map(Step);
+        let expected = |generation| Rollback { suspect_from, ..rollback(generation, 40) };
+        assert_eq!(rollbacks(&engine), [expected(2)], "{evaluated:?}");
 
         // The second one ends the job.
         train(&mut engine, at(11.0), 30);
         report(&mut engine, at(12.0), 0, RankReport::Diverged(found));
         assert_eq!(failure_of(&engine).class, Class::Diverged);
-        assert_eq!(engine.restore().invalidated, [rollback(3, before)], "{evaluated:?}");
+        assert_eq!(engine.restore().invalidated, [expected(3)], "{evaluated:?}");
     }
 }
 

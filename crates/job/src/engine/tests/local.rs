@@ -44,7 +44,8 @@ fn the_newest_local_checkpoint_and_its_nodes_are_in_the_status_until_it_is_of_no
 fn a_rollback_forgets_the_local_checkpoint() {
     let mut engine = training(&[1]);
     report(&mut engine, at(1.0), 0, saved_locally(10, 0.2));
-    let rollback = Rollback { generation: Generation(2), before: Step(30), skip: None };
+    let rollback =
+        Rollback { generation: Generation(2), before: Step(30), suspect_from: None, skip: None };
     let diagnosis = divergence::diagnosis(30);
     let rollback = Some(rollback);
     engine.record_incident(&Incident { generation: Generation(1), diagnosis, rollback });

@@ -42,7 +42,8 @@ fn a_newer_batons_checkpoint_is_not_listed_as_damaged() {
 
 #[test]
 fn checkpoints_invalidated_by_a_rollback_are_removed() {
-    let rollback = Rollback { generation: Generation(3), before: Step(70), skip: None };
+    let rollback =
+        Rollback { generation: Generation(3), before: Step(70), suspect_from: None, skip: None };
     let rows = rows(&[rollback]);
     let decision = |step: u64| {
         let row = rows.iter().find(|row| row.step == Some(step)).unwrap();
