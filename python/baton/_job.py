@@ -127,7 +127,8 @@ class Job:
     def __init__(
         self, run_dir: Path | None = None, process: subprocess.Popen[bytes] | None = None, *, store: str | None = None
     ) -> None:
-        self._run_dir = run_dir
+        # The caller may change its folder.
+        self._run_dir = run_dir.absolute() if run_dir else None
         self.store = store
         self._process = process
         self._since = time.time()

@@ -26,7 +26,7 @@ def test_up_passes_on_recipe_changes_and_flags(programs, tmp_path, monkeypatch):
     programs("baton", FAKE)
     changes = {"train.epochs": 3, "optimizer": {"kind": "sgd"}, "train.recompute": ["layers"], "data.resize": "fast"}
     job = baton.up("digits", set=changes, ranks=2, arguments=("--no-auto-resume",))
-    assert repr(job) == "baton.attach('runs/shown')"
+    assert repr(job) == f"baton.attach('{tmp_path}/runs/shown')"
     assert job.wait()["reason"] == (
         'digits --set train.epochs=3 --set optimizer={kind = "sgd"} --set train.recompute=["layers"] '
         '--set data.resize="fast" --json --run-dir runs/shown --listen 127.0.0.1:0 --ranks 2 --no-auto-resume'
@@ -179,3 +179,12 @@ def test_bad_arguments_are_named(tmp_path, programs):
     file.touch()
     with pytest.raises(baton.JobError, match=r"run folder .*file cannot be made: File exists; give another run_dir"):
         baton.up("digits_cpu", run_dir=file)
+
+
+def test_a_job_is_found_after_its_caller_has_changed_its_folder(programs, tmp_path, monkeypatch):
+    programs("baton", f"""echo "$*" >{tmp_path}/call; echo '{{"name": "cats", "phase": "training"}}'""")
+    monkeypatch.chdir(tmp_path)
+    job = baton.attach("cats")
+    monkeypatch.chdir("/")
+    assert job.status()["phase"] == "training"
+    assert (tmp_path / "call").read_text().split()[-1] == str(tmp_path / "cats")

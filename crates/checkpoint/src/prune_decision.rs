@@ -61,13 +61,15 @@ pub fn prune_decisions(entries: &[Entry], retention: &Retention) -> Vec<PruneDec
     let restore = &retention.restore;
     let is_suspect =
         |manifest: &&Manifest| restore.suspected_by(manifest.generation, manifest.step).is_some();
-    // What a rollback suspects is kept as long as there is nothing else.
+    // What a rollback suspects is the last that a run resumes from, but newer states are not proven to be better.
     let (suspects, good): (Vec<_>, Vec<_>) = ours.into_iter().partition(is_suspect);
-    let ours = if good.is_empty() { suspects } else { good };
+    let guarded = match good.is_empty() {
+        true => guarded(&suspects, &[], retention),
+        false => guarded(&good, &suspects, retention),
+    };
+    let ours = [good, suspects].concat();
     let newest = ours.first().map(|manifest| manifest.id());
     let best = if retention.keep_best { best_of_each_series(&ours) } else { Vec::new() };
-
-    let guarded = guarded(&ours, retention);
 
     let decision = |entry: &Entry| match &entry.state {
         EntryState::Damaged(_) => PruneDecision::Kept(vec![KeepReason::Damaged]),
@@ -117,19 +119,25 @@ fn best_of_each_series(manifests: &[&Manifest]) -> Vec<SaveId> {
     series.into_iter().map(|(_, (id, _))| id).collect()
 }
 
-/// Of these checkpoints, newest first, those that training goes back to if it has diverged and this was not noticed
-/// before the newest one.
-fn guarded(ours: &[&Manifest], retention: &Retention) -> Vec<SaveId> {
-    let (Some(guard), Some(newest)) = (retention.guard, ours.first()) else { return Vec::new() };
-    let newest_up_to = |step: Step| ours.iter().find(|manifest| manifest.step <= step);
+/// The checkpoints that training goes back to if it has diverged and this was not noticed before the newest one. All are
+/// sorted newest first; `suspects` are a last resort.
+fn guarded(good: &[&Manifest], suspects: &[&Manifest], retention: &Retention) -> Vec<SaveId> {
+    let (Some(guard), Some((newest, older))) = (retention.guard, good.split_first()) else {
+        return Vec::new();
+    };
+    let window = u64::from(guard.window);
     let is_in_window =
-        |manifest: &&&Manifest| newest.step.0.saturating_sub(manifest.step.0) < guard.window.into();
-    let before_window = newest.step.0.checked_sub(guard.window.into()).map(Step);
+        |manifest: &&&Manifest| newest.step.0.saturating_sub(manifest.step.0) < window;
+    let before_window = older.iter().find(|manifest| manifest.step.0 + window <= newest.step.0);
     // It replaces the one before the window when it is old enough.
-    let next = ours.iter().rev().find(|manifest| is_in_window(manifest));
+    let next = older.iter().rev().find(is_in_window);
+    // Where the newest one is all that is good, the run has gone back to a last resort.
+    let is_alone = before_window.is_none() && next.is_none();
+    let last_resort = suspects.first().filter(|_| is_alone);
     // The newest one is saved before its own evaluation.
     let evaluated = newest.progress.evaluated_at.filter(|_| guard.evaluations);
-    let kept = [before_window.and_then(newest_up_to), next, evaluated.and_then(newest_up_to)];
+    let up_to = |step: Step| good.iter().chain(suspects).find(|manifest| manifest.step <= step);
+    let kept = [before_window, next, last_resort, evaluated.and_then(up_to)];
     kept.into_iter().flatten().map(|manifest| manifest.id()).collect()
 }
 

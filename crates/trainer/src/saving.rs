@@ -305,6 +305,15 @@ impl Saver {
         }
     }
 
+    /// At the end of the job, removes those too that were kept in case training has diverged; on rank 0.
+    pub(crate) fn remove_at_end(
+        &mut self,
+        (generation, restore): (Generation, &Restore),
+        job: &TrainingJob,
+    ) {
+        self.next_removal = Some(Retention { guard: None, ..retention(generation, restore, job) });
+    }
+
     /// Removes old checkpoints before a rollback, those too that an interruption has left, and waits for it on all ranks: which
     /// checkpoint training goes back to must not depend on how fast the store removes others, as long as that takes less than
     /// `cluster.collective_seconds`.

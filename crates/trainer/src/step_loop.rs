@@ -522,6 +522,9 @@ impl<L: Learner> Trainer<L> {
             }
             _ => self.local.collect(LOCAL_TIMEOUT, context.report),
         }
+        if matches!(outcome, Outcome::Completed) && context.collective.rank() == Rank(0) {
+            self.saver.remove_at_end((context.generation, context.restore), &self.job);
+        }
         self.saver.finish_removal(&self.job.store);
         self.profiling.finish(context.report);
         let digest = digest::of(&mut self.learner, &self.position.progress)?;

@@ -396,7 +396,7 @@ impl Agent {
         }
         if standby.seen(now, (first_rank, self.slots), lease) {
             let reason = "the job has ended while its coordinator could not be reached".to_owned();
-            return Some(Event::InterruptionNotice { reason, end: None });
+            return Some(Event::JobOver { reason });
         }
         let has_moved = standby.address().is_some_and(|address| self.uplink.learn(now, address));
         has_moved.then_some(Event::Redirected)

@@ -97,14 +97,18 @@ impl Inbox {
     pub(super) fn next(&self) -> Next {
         let mut state = self.0.0.lock();
         loop {
-            if let Some(assignment) = state.assignment.clone() {
-                if !state.taken {
-                    state.taken = true;
-                    return Next::Join(assignment);
-                }
-                if state.must_leave_alone() {
-                    return Next::Leave(assignment);
-                }
+            if let Some(assignment) = state.assignment.clone()
+                && !state.taken
+            {
+                state.taken = true;
+                return Next::Join(assignment);
+            }
+            if state.must_leave_alone()
+                && let Some(assignment) = &mut state.assignment
+            {
+                // That of the collectives with the others may be used up.
+                assignment.abort = AbortHandle::new();
+                return Next::Leave(assignment.clone());
             }
             self.0.1.wait(&mut state);
         }
@@ -186,6 +190,7 @@ impl Inbox {
             }
             RankCommand::BreakOff { generation } if current == Some(generation) => {
                 if let Some(assignment) = &state.assignment
+                    && !state.leaves_alone
                     && !assignment.controls.has_agreed_to_stop()
                 {
                     warn!(%generation, "the other ranks do not answer, and this node must leave");

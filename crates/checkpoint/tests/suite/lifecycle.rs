@@ -407,15 +407,18 @@ fn with_the_guard_a_checkpoint_from_before_a_divergence_that_is_not_noticed_yet_
     assert_eq!(kept(false, Some(11)), [15, 20, 30]);
 }
 
-#[test]
-fn a_suspected_checkpoint_is_used_and_kept_only_if_there_is_no_other() {
-    let f = fixture();
-    let rollback = |generation: u64, before: u64, suspect: u64| Rollback {
+fn suspecting(generation: u64, before: u64, suspect: u64) -> Rollback {
+    Rollback {
         generation: Generation(generation),
         before: Step(before),
         suspect_from: Some(Step(suspect)),
         skip: None,
-    };
+    }
+}
+
+#[test]
+fn a_suspected_checkpoint_is_used_only_if_there_is_no_other_and_kept_after_the_others() {
+    let f = fixture();
     for step in [20, 30, 40] {
         saved(&f.store, id(1, step), 1);
     }
@@ -425,14 +428,14 @@ fn a_suspected_checkpoint_is_used_and_kept_only_if_there_is_no_other() {
         let found = f.store.find(restore, &mut |_, _| Ok(())).unwrap().unwrap();
         (found.manifest.id(), found.skipped.len())
     };
-    let first = by(&[rollback(2, 40, 25)]);
+    let first = by(&[suspecting(2, 40, 25)]);
     assert_eq!(used(&first), (id(1, 20), 2));
     // The second one suspects all that is left, and the run does not begin anew.
     saved(&f.store, id(2, 25), 1);
-    let second = by(&[rollback(2, 40, 25), rollback(3, 35, 10)]);
+    let second = by(&[suspecting(2, 40, 25), suspecting(3, 35, 10)]);
     assert_eq!(used(&second).0, id(2, 25));
-    let kept = |restore: &Restore| {
-        let retention = Retention { restore: restore.clone(), ..keep(9, false, 0, 2) };
+    let kept = |restore: &Restore, keep_last: u32| {
+        let retention = Retention { restore: restore.clone(), ..keep(keep_last, false, 0, 2) };
         let entries = f.store.list().unwrap();
         let decisions = prune_decisions(&entries, &retention);
         let kept = entries.iter().zip(decisions).filter_map(|(entry, decision)| match decision {
@@ -441,8 +444,49 @@ fn a_suspected_checkpoint_is_used_and_kept_only_if_there_is_no_other() {
         });
         kept.collect::<Vec<_>>()
     };
-    assert_eq!(kept(&first), [id(2, 25), id(1, 20)]);
-    assert_eq!(kept(&second), [id(2, 25), id(1, 30), id(1, 20)]);
+    assert_eq!(kept(&first, 2), [id(2, 25), id(1, 20)]);
+    assert_eq!(kept(&first, 3), [id(2, 25), id(1, 30), id(1, 20)]);
+    assert_eq!(kept(&second, 1), [id(2, 25)]);
+}
+
+#[test]
+fn the_checkpoint_that_a_run_went_back_to_as_a_last_resort_outlives_the_next_save() {
+    let f = fixture();
+    let guard = Some(GuardedSteps { window: 20, evaluations: true });
+    let pruned = |rollbacks: &[Rollback], generation: u64| {
+        let restore = Restore { rollbacks: rollbacks.to_vec(), ..Restore::default() };
+        f.store.prune(&Retention { guard, restore, ..keep(1, false, 0, generation) });
+    };
+    saved(&f.store, id(1, 22), 1);
+    pruned(&[], 1);
+    let first = suspecting(2, 27, 8);
+    saved(&f.store, id(2, 44), 1);
+    pruned(std::slice::from_ref(&first), 2);
+    // The newest one has diverged too: the run goes back to the same one.
+    let restore = Restore { rollbacks: vec![first, suspecting(3, 44, 23)], ..Restore::default() };
+    let found = f.store.find(&restore, &mut |_, _| Ok(())).unwrap().unwrap();
+    assert_eq!(found.manifest.id(), id(1, 22));
+}
+
+#[test]
+fn a_suspected_checkpoint_takes_the_place_of_no_good_one() {
+    let f = fixture();
+    let guard = Some(GuardedSteps { window: 5, evaluations: false });
+    for step in [40, 42] {
+        saved(&f.store, id(1, step), 1);
+    }
+    // Training went back to step 40, and the loss rises again at step 47.
+    let first = suspecting(2, 46, 42);
+    for step in 41..=47 {
+        saved(&f.store, id(2, step), 1);
+        let restore = Restore { rollbacks: vec![first.clone()], ..Restore::default() };
+        f.store.prune(&Retention { guard, restore, ..keep(3, false, 0, 2) });
+    }
+    let restore = Restore { rollbacks: vec![first, suspecting(3, 47, 43)], ..Restore::default() };
+    let found = f.store.find(&restore, &mut |_, _| Ok(())).unwrap().unwrap();
+    assert!((40..=42).contains(&found.manifest.step.0), "{:?}", found.manifest.id());
+    let is_good = restore.suspected_by(found.manifest.generation, found.manifest.step).is_none();
+    assert!(is_good, "{:?}", found.manifest.id());
 }
 
 #[test]

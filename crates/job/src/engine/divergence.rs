@@ -30,11 +30,17 @@ pub struct Incident {
 }
 
 impl Incident {
-    /// What this has invalidated if it ended the job and was a collapse.
+    /// What the next start makes of the checkpoints if this ended the job.
     #[must_use]
-    pub fn end_by_collapse(&self, spec: &JobSpec) -> Option<Rollback> {
-        let is_end = self.rollback.is_none() && has_collapsed(&self.diagnosis);
-        is_end.then(|| rollback(&self.diagnosis, spec, self.generation.next(), None))
+    pub fn end(&self, spec: &JobSpec) -> Option<Rollback> {
+        let diagnosis = &self.diagnosis;
+        // If a batch is to blame, the state before it may be good.
+        let is_invalid = has_collapsed(diagnosis);
+        let before = if is_invalid { diagnosis.step } else { diagnosis.step.next() };
+        let suspect_from = Some(diagnosis.suspect_from(spec)).filter(|from| *from < before);
+        let generation = self.generation.next();
+        let rollback = Rollback { generation, before, suspect_from, skip: None };
+        self.rollback.is_none().then_some(rollback)
     }
 
     /// What was done, as text.
@@ -82,9 +88,9 @@ impl Divergences {
         self.incidents.iter().filter_map(|incident| incident.rollback.as_ref())
     }
 
-    /// What a collapse has invalidated that ended the job: its checkpoint was committed before the evaluation.
-    pub(super) fn end_by_collapse(&self, spec: &JobSpec) -> impl Iterator<Item = Rollback> {
-        self.incidents.iter().filter_map(|incident| incident.end_by_collapse(spec))
+    /// What the next start makes of the checkpoints after a divergence that ended the job.
+    pub(super) fn ends(&self, spec: &JobSpec) -> impl Iterator<Item = Rollback> {
+        self.incidents.iter().filter_map(|incident| incident.end(spec))
     }
 
     /// Whether a rollback is pending, to be carried out by the generation after `generation`.

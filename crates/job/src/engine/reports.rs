@@ -403,7 +403,7 @@ impl Engine {
         let origin = self.origin.restore.clone();
         let rollbacks = self.divergences.rollbacks().cloned().collect();
         let before = origin.invalidated.iter().chain(&origin.rollbacks).cloned();
-        let ended = self.divergences.end_by_collapse(&self.spec);
+        let ended = self.divergences.ends(&self.spec);
         let invalidated = before.chain(ended).collect();
         let restore = Restore { rollbacks, invalidated, ..origin };
         let commit = self.results.newest_valid_commit(&restore);

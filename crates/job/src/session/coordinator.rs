@@ -24,6 +24,10 @@ impl Session {
         }
         self.connection = ConnectionState::Up;
         self.answered = false;
+        if self.departure.take_if(|departure| departure.job_is_over).is_some() {
+            // There is a coordinator after all.
+            self.final_report_deadline = None;
+        }
         let hello = Hello {
             node: self.node.clone(),
             slots: u32::try_from(self.slots.len()).unwrap_or(u32::MAX),

@@ -56,6 +56,11 @@ pub enum Event {
         /// Time when the machine is taken away, if known.
         end: Option<Time>,
     },
+    /// The job has ended while this agent had no coordinator.
+    JobOver {
+        /// Reason, for people.
+        reason: String,
+    },
     /// A rebalance recommendation: the machine may soon be taken away, so a checkpoint should be saved.
     CheckpointAdvised {
         /// Reason, for people.

@@ -33,20 +33,19 @@ impl Session {
     /// The node must leave, at `end` if that is known. The coordinator decides whether the job continues without this
     /// node. Without a connection to it, the ranks are asked to save and stop.
     pub(super) fn depart(&mut self, now: Time, reason: String, end: Option<Time>) {
-        let signalled = self.departure.as_ref().and_then(|departure| departure.signalled);
+        let before = self.departure.as_ref().filter(|departure| !departure.job_is_over);
+        let signalled = before.and_then(|departure| departure.signalled);
         let latest = now.after(self.policy.drain_timeout);
-        let mut deadline = self.departure.as_ref().map_or(latest, |departure| departure.deadline);
+        let mut deadline = before.map_or(latest, |departure| departure.deadline);
         if let Some(end) = end {
             // Ranks that do not stop must be killed before the end.
             deadline =
                 deadline.min(Time(0).after(end.since(Time(0).after(self.policy.kill_after))));
         }
-        let is_earlier =
-            self.departure.as_ref().is_none_or(|departure| deadline < departure.deadline);
+        let is_earlier = before.is_none_or(|departure| deadline < departure.deadline);
         if !is_earlier {
             return;
         }
-        let before = self.departure.as_ref();
         let since = before.map_or(now, |departure| departure.since);
         let has_broken_off = before.is_some_and(|departure| departure.has_broken_off);
         self.departure = Some(Departure {
@@ -55,6 +54,7 @@ impl Session {
             deadline,
             since,
             has_broken_off,
+            job_is_over: false,
             signalled,
         });
         if self.connection == ConnectionState::Up {
@@ -63,6 +63,17 @@ impl Session {
         self.drain_ranks(reason.clone());
         if !self.slots.iter().any(Slot::is_assigned) {
             self.leave(now, Outcome::Drained { reason });
+        }
+    }
+
+    /// The ranks save and stop, because the job has ended. If it was started again, its coordinator takes them back.
+    pub(super) fn job_over(&mut self, now: Time, reason: String) {
+        if self.departure.is_some() {
+            return;
+        }
+        self.depart(now, reason, None);
+        if let Some(departure) = &mut self.departure {
+            departure.job_is_over = true;
         }
     }
 

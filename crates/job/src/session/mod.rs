@@ -59,6 +59,8 @@ struct Departure {
     since: Time,
     /// Whether its ranks were sent that they should save alone.
     has_broken_off: bool,
+    /// Whether the only reason is that the job has ended.
+    job_is_over: bool,
     /// When the first shutdown signal was received, if one was.
     signalled: Option<Time>,
 }
@@ -234,6 +236,7 @@ impl Session {
             }
             Event::ShutdownSignal { reason } => self.shutdown_signal(now, reason),
             Event::InterruptionNotice { reason, end } => self.depart(now, reason, end),
+            Event::JobOver { reason } => self.job_over(now, reason),
             Event::CheckpointAdvised { reason } => self.checkpoint_advised(reason),
             Event::GpuFailed { local_ranks, gpu, xid } => {
                 self.gpu_failed(now, &local_ranks, &gpu, xid);
@@ -279,10 +282,13 @@ impl Session {
         if let Some(Departure { reason, deadline, .. }) = &self.departure
             && *deadline <= now
         {
-            let reason = format!(
+            let late = format!(
                 "{reason}; ranks did not stop in time, so the job continues from the last checkpoint"
             );
-            return self.leave(now, Outcome::Drained { reason });
+            // All that is left may be to report that they have stopped.
+            let outcome = self.common_outcome();
+            let outcome = outcome.unwrap_or(Outcome::Drained { reason: late });
+            return self.leave(now, outcome);
         }
         if self.final_report_deadline.is_some_and(|until| until <= now)
             && let Some(outcome) = self.common_outcome()

@@ -1036,6 +1036,23 @@ fn departing_node_leaves_although_a_coordinator_that_never_answers_accepts_its_c
 }
 
 #[test]
+fn an_agent_that_leaves_because_the_job_has_ended_stays_if_a_coordinator_answers() {
+    let over = || Event::JobOver { reason: "spot notice".to_owned() };
+    let mut session = disconnected(1);
+    assert_eq!(session.handle(at(10.05), over()), [drain(0)]);
+    assert_eq!(session.handle(at(10.06), over()), []);
+    let actions = session.handle(at(11.0), Event::Connected);
+    assert_eq!(actions, [hello(1, running_ranks(&[(0, RankPhase::Training)]))]);
+
+    // Another reason stays.
+    let mut session = disconnected(1);
+    session.handle(at(10.05), over());
+    session.handle(at(10.1), shutdown_signal());
+    let actions = session.handle(at(11.0), Event::Connected);
+    assert_eq!(actions, [hello(1, running_ranks(&[(0, RankPhase::Training)])), departure_report()]);
+}
+
+#[test]
 fn departure_is_reported_after_a_reconnect() {
     let mut session = disconnected(1);
     session.handle(at(10.05), shutdown_signal());

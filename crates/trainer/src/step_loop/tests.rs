@@ -169,11 +169,11 @@ fn a_rollback_finds_the_same_checkpoints_however_slow_their_removal_is() {
         let mut trainer = trainer_on(store, &overrides);
         let (ended, reports) = run_alone(&mut trainer, Generation(1), &Restore::default());
         assert!(matches!(ended, Err(Error::Diverged(_))), "{ended:?}");
-        assert!(committed(&reports).len() > 1, "several are saved before it diverges");
-        checkpoint_names(&trainer.job.store)
+        let left = checkpoint_names(&trainer.job.store);
+        assert!(left.len() < committed(&reports).len(), "some are removed: {left:?}");
+        left
     };
     let left = left_by(Store::memory().unwrap());
-    assert_eq!(left.len(), 1, "{left:?}");
     assert_eq!(left_by(slowly_removing_store()), left);
 }
 
