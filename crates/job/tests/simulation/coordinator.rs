@@ -5,7 +5,7 @@ use baton_job::{
     engine::{Action, Engine, Event, Incident, RanksOfLostJob, Record, Status},
     exit::crash,
     ids::Attachment,
-    message::Restore,
+    message::{Restore, Rollback},
     time::Time,
 };
 use baton_recipe::Step;
@@ -69,8 +69,15 @@ impl Coordinator {
             Record::Diverged(Incident { rollback: Some(rollback), .. }) => Some(rollback.clone()),
             _ => None,
         });
-        let rollbacks = rollbacks.filter(|rollback| rollback.generation <= generation).collect();
-        Restore { rollbacks, ..plan.origin.restore.clone() }
+        let applies = |rollback: &Rollback| rollback.generation <= generation;
+        let rollbacks = rollbacks.filter(applies).collect();
+        // One that should have ended the job, before its coordinator crashed.
+        let ends = self.journal.iter().filter_map(|record| match record {
+            Record::Diverged(incident) => incident.end(&plan.spec),
+            _ => None,
+        });
+        let invalidated = ends.filter(applies).collect();
+        Restore { rollbacks, invalidated, ..plan.origin.restore.clone() }
     }
 
     /// Whether the coordinator runs and the job is over.

@@ -1,5 +1,6 @@
 //! The newest checkpoint in the status is valid, and never older than before, even after the coordinator was restarted,
-//! unless a rollback has invalidated the one before, or its record was lost with the coordinator's machine.
+//! unless a rollback has invalidated the one before or made it a last resort, or its record was lost with the coordinator's
+//! machine.
 
 use baton_job::{Generation, engine::Record};
 use baton_recipe::Step;
@@ -34,8 +35,12 @@ impl Invariant for NewestCheckpointNeverGoesBack {
         if let Some(invalid) = newest.filter(|newest| is_invalid(*newest)) {
             return Err(format!("{invalid:?} is reported although a rollback has invalidated it"));
         }
+        let is_suspect = |(generation, step): (Generation, Step)| {
+            status.invalidated.iter().any(|rollback| rollback.suspects(generation, step))
+        };
         let before = std::mem::replace(&mut self.newest, newest);
-        if newest >= before || before.is_some_and(is_invalid) {
+        let has_gone = before.is_some_and(|before| is_invalid(before) || is_suspect(before));
+        if newest >= before || has_gone {
             Ok(())
         } else {
             Err(format!("{newest:?} is reported after {before:?}"))
