@@ -155,7 +155,7 @@ impl Store {
 
 /// Why a checkpoint is a last resort.
 fn suspected(Rollback { before, .. }: &Rollback) -> String {
-    format!("training diverged at step {before}, and its state may be damaged")
+    format!("training diverged before step {before}, and its state may be damaged")
 }
 
 /// Why an undamaged checkpoint is skipped.
