@@ -213,7 +213,9 @@ fn prepare(
         {
             // Else agents that are cut off from this coordinator would believe that the job has ended.
             let goes_on = CoordinatorLease { over: false, ..newest.clone() };
-            store.renew_lease(&goes_on).map_err(|error| disk::store_failure(&error))?;
+            if let Err(error) = store.renew_lease(&goes_on) {
+                tracing::warn!(%error, "the lease in the checkpoint store still says that the job has ended");
+            }
         }
         lease = LeaseAtStart::Newest(newest.map_or(0, |newest| newest.number));
     }

@@ -239,12 +239,16 @@ impl TakeoverHistory {
     fn new(seed: u64, has_faults: bool) -> Self {
         let mut rng = Rng::with_seed(seed);
         let objects: Arc<dyn ObjectStore> = Arc::new(InMemory::new());
-        let agent = |_| SimAgent {
-            standby: Standby::new(true, Time(0)),
-            address: FIRST.to_owned(),
-            answered_at: Time(0),
-            cut_off_until: Time(0),
-            storeless_until: Time(0),
+        let agent = |_| {
+            let mut standby = Standby::new(true, Time(0));
+            standby.set_job(JOB);
+            SimAgent {
+                standby,
+                address: FIRST.to_owned(),
+                answered_at: Time(0),
+                cut_off_until: Time(0),
+                storeless_until: Time(0),
+            }
         };
         let agents: Vec<SimAgent> = (0..rng.usize(2..=4)).map(agent).collect();
         let mut history = Self {
@@ -441,15 +445,7 @@ impl TakeoverHistory {
         } else if this.standby.tick(now) == Some(StandbyAction::Look) {
             let is_reached = this.storeless_until <= now;
             let lease = self.store.lease().unwrap().filter(|_| is_reached);
-            let seen = lease.map(|lease| SeenLease {
-                number: lease.number,
-                address: lease.address,
-                renews: lease.renews,
-                renewals: lease.renewals,
-                released: lease.released,
-                job: lease.job,
-                over: lease.over,
-            });
+            let seen = lease.map(SeenLease::from);
             let slow = !self.is_calm && self.has_faults && self.rng.u8(0..20) == 0;
             self.schedule(if slow { 0..=5_000 } else { 1..=50 }, Happens::Sees(agent, seen));
         }

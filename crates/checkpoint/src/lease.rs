@@ -8,7 +8,7 @@
 //! A lease is for finding a coordinator and for electing the next one. That no two write the checkpoints of one generation
 //! is the work of the fence alone.
 
-use baton_job::JobId;
+use baton_job::{JobId, standby::SeenLease};
 use object_store::{PutMode, path::Path};
 use serde::{Deserialize, Serialize};
 
@@ -54,6 +54,13 @@ impl CoordinatorLease {
 
     fn to_bytes(&self) -> Vec<u8> {
         format!("{}\n", serde_json::json!(self)).into_bytes()
+    }
+}
+
+impl From<CoordinatorLease> for SeenLease {
+    fn from(lease: CoordinatorLease) -> Self {
+        let CoordinatorLease { number, job, address, renews, renewals, released, over, .. } = lease;
+        Self { number, address, renews, renewals, released, job, over }
     }
 }
 

@@ -53,11 +53,12 @@ impl Store {
             }
             match self.verified(id, verify) {
                 Ok(Some(manifest)) => {
-                    let is_better = |other: &&SaveId| **other > id && !is_suspect(&id);
-                    for left in last_resort.iter().filter(is_better) {
-                        let rollback = restore.suspected_by(left.generation, left.step);
-                        if let (Some(rollback), Ok(Some(_))) = (rollback, self.inspect(*left)) {
-                            skipped.push(format!("{} ({})", left.name(), suspected(rollback)));
+                    // One that is a last resort itself comes after them.
+                    let passed_over = if is_suspect(&id) { &[] } else { last_resort.as_slice() };
+                    for newer in passed_over.iter().filter(|other| **other > id) {
+                        let rollback = restore.suspected_by(newer.generation, newer.step);
+                        if let (Some(rollback), Ok(Some(_))) = (rollback, self.inspect(*newer)) {
+                            skipped.push(format!("{} ({})", newer.name(), suspected(rollback)));
                         }
                     }
                     skipped.extend(self.missing(restore, id, &skipped));

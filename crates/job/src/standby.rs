@@ -68,6 +68,8 @@ pub enum StandbyAction {
 pub struct Standby {
     /// Whether this node can start a coordinator.
     can_take_over: bool,
+    /// The job that this agent takes part in, once it knows it.
+    job: Option<JobId>,
     /// When the coordinator last answered.
     answered_at: Time,
     look: Look,
@@ -99,6 +101,7 @@ impl Standby {
     pub fn new(can_take_over: bool, now: Time) -> Self {
         Self {
             can_take_over,
+            job: None,
             answered_at: now,
             look: Look::NotBefore(now),
             seen: None,
@@ -120,6 +123,11 @@ impl Standby {
     pub fn set_place(&mut self, first_rank: Option<u32>, slots: u32) {
         let before = first_rank.map_or(MAX_STEPS, |rank| rank / slots.max(1));
         self.place = before.min(MAX_STEPS);
+    }
+
+    /// Sets the job that this agent takes part in. Before, the end of a job means nothing to it: it waits for the next one.
+    pub fn set_job(&mut self, job: JobId) {
+        self.job = Some(job);
     }
 
     /// The coordinator has answered.
@@ -175,7 +183,7 @@ impl Standby {
         let expiry = if lease.released { Duration::ZERO } else { EXPIRY };
         let is_lost = lease.renews && unchanged >= expiry + STEP * self.place;
         // Whoever starts the job again at once finds its ranks.
-        let is_over = lease.over && unchanged >= EXPIRY;
+        let is_over = lease.over && Some(lease.job) == self.job && unchanged >= EXPIRY;
         let after = lease.number;
         self.seen = Some((lease, since));
         if is_over {
@@ -217,6 +225,7 @@ mod tests {
         let over = |renewals| SeenLease { renews: false, over: true, ..lease(renewals) };
         for can_take_over in [true, false] {
             let mut standby = Standby::new(can_take_over, at(0.0));
+            standby.set_job(JobId::default());
             assert_eq!(standby.tick(at(2.0)), Some(StandbyAction::Look));
             assert_eq!(standby.seen(at(2.0), Some(over(7))), None);
             assert_eq!(standby.tick(at(5.9)), Some(StandbyAction::Look));
@@ -224,6 +233,11 @@ mod tests {
             assert_eq!(standby.tick(at(6.5)), Some(StandbyAction::Look));
             let next = Some(SeenLease { number: 4, ..lease(0) });
             assert_eq!(standby.clone().seen(at(6.5), next), None);
+            let mut without_job = Standby { job: None, ..standby.clone() };
+            assert_eq!(without_job.seen(at(6.5), Some(over(7))), None);
+            let other = JobId("00000000-0000-0000-0000-000000000001".parse().unwrap());
+            let mut of_other_job = Standby { job: Some(other), ..standby.clone() };
+            assert_eq!(of_other_job.seen(at(6.5), Some(over(7))), None);
             assert_eq!(standby.seen(at(6.5), Some(over(7))), Some(StandbyAction::Leave));
         }
     }

@@ -311,7 +311,10 @@ impl Saver {
         (generation, restore): (Generation, &Restore),
         job: &TrainingJob,
     ) {
-        self.next_removal = Some(Retention { guard: None, ..retention(generation, restore, job) });
+        let usual = retention(generation, restore, job);
+        if usual.guard.is_some() {
+            self.next_removal = Some(Retention { guard: None, ..usual });
+        }
     }
 
     /// Removes old checkpoints before a rollback, those too that an interruption has left, and waits for it on all ranks: which

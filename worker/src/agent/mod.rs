@@ -363,6 +363,9 @@ impl Agent {
             let standby = StandbyNode::start(setup, location, self.now(), &self.queue)?;
             self.standby = Some(standby);
         }
+        if let Some(standby) = &mut self.standby {
+            standby.set_job(welcome.job_id);
+        }
         self.welcome = Some(welcome);
         Ok(())
     }
@@ -385,15 +388,10 @@ impl Agent {
     }
 
     /// Returns what the lease says, if the coordinator is somewhere else now, or the job has ended.
-    fn lease_seen(&mut self, mut lease: Option<SeenLease>) -> Option<Event> {
+    fn lease_seen(&mut self, lease: Option<SeenLease>) -> Option<Event> {
         let now = self.now();
         let first_rank = self.ranks.lock().values().min().copied();
         let standby = self.standby.as_mut()?;
-        if let Some(lease) = &mut lease {
-            // An agent without a job waits for the next one.
-            let job = self.welcome.as_ref().map(|welcome| welcome.job_id);
-            lease.over &= job == Some(lease.job);
-        }
         if standby.seen(now, (first_rank, self.slots), lease) {
             let reason = "the job has ended while its coordinator could not be reached".to_owned();
             return Some(Event::JobOver { reason });

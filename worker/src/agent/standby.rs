@@ -15,7 +15,7 @@ use baton_access::{ServerFiles, TOKEN_VARIABLE};
 use baton_checkpoint::{BucketAccess, CoordinatorLease, Error, Store};
 use baton_console::programs::find;
 use baton_job::{
-    Time,
+    JobId, Time,
     exit::{Failure, crash},
     message::Directive,
     standby::{SeenLease, Standby, StandbyAction},
@@ -181,6 +181,10 @@ impl StandbyNode {
         })
     }
 
+    pub(super) fn set_job(&mut self, job: JobId) {
+        self.state.set_job(job);
+    }
+
     pub(super) fn deadline(&self) -> Option<Time> {
         self.state.deadline()
     }
@@ -301,15 +305,7 @@ fn read_leases(location: &str, requested: &Receiver<()>, queue: &InputQueue) {
             warn!("the lease of the coordinator, which does not answer, cannot be read: {problem}");
         }
         last_problem = problem;
-        let seen = lease.ok().flatten().map(|lease| SeenLease {
-            number: lease.number,
-            address: lease.address,
-            renews: lease.renews,
-            renewals: lease.renewals,
-            released: lease.released,
-            job: lease.job,
-            over: lease.over,
-        });
+        let seen = lease.ok().flatten().map(SeenLease::from);
         if queue.send(AgentInput::LeaseSeen(seen)).is_err() {
             return;
         }

@@ -13,7 +13,7 @@ use crate::{
     message::Rollback,
 };
 use baton_recipe::{
-    JobSpec,
+    JobSpec, Step,
     guard::{BatchMark, Diagnosis, Divergence},
     spec::GuardRemedy,
 };
@@ -33,14 +33,13 @@ impl Incident {
     /// What the next start makes of the checkpoints if this ended the job.
     #[must_use]
     pub fn end(&self, spec: &JobSpec) -> Option<Rollback> {
-        let diagnosis = &self.diagnosis;
+        let (diagnosis, next) = (&self.diagnosis, self.generation.next());
         // If a batch is to blame, the state before it may be good.
-        let is_invalid = has_collapsed(diagnosis);
-        let before = if is_invalid { diagnosis.step } else { diagnosis.step.next() };
-        let suspect_from = Some(diagnosis.suspect_from(spec)).filter(|from| *from < before);
-        let generation = self.generation.next();
-        let rollback = Rollback { generation, before, suspect_from, skip: None };
-        self.rollback.is_none().then_some(rollback)
+        let before = match has_collapsed(diagnosis) {
+            true => diagnosis.step,
+            false => diagnosis.step.next(),
+        };
+        self.rollback.is_none().then(|| rollback(diagnosis, spec, before, (next, None)))
     }
 
     /// What was done, as text.
@@ -60,15 +59,14 @@ impl Incident {
     }
 }
 
-/// Back to before this divergence, in generation `next`.
+/// Back to before this step, at which training diverged, in generation `next`.
 fn rollback(
     diagnosis: &Diagnosis,
     spec: &JobSpec,
-    next: Generation,
-    skip: Option<BatchMark>,
+    before: Step,
+    (next, skip): (Generation, Option<BatchMark>),
 ) -> Rollback {
-    let (before, suspect) = (diagnosis.step, diagnosis.suspect_from(spec));
-    let suspect_from = (suspect < before).then_some(suspect);
+    let suspect_from = Some(diagnosis.suspect_from(spec)).filter(|from| *from < before);
     Rollback { generation: next, before, suspect_from, skip }
 }
 
@@ -111,7 +109,8 @@ impl Divergences {
             return None;
         }
         let skips = guard.remedy == GuardRemedy::SkipBatch && !has_collapsed(diagnosis);
-        Some(rollback(diagnosis, spec, next, skips.then_some(diagnosis.batch)))
+        let skip = skips.then_some(diagnosis.batch);
+        Some(rollback(diagnosis, spec, diagnosis.step, (next, skip)))
     }
 
     /// The outcome of a job for which no remedy is left.

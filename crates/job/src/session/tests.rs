@@ -1071,6 +1071,27 @@ fn departing_node_without_ranks_exits_if_the_coordinator_is_away() {
 }
 
 #[test]
+fn a_node_without_ranks_leaves_once_the_connection_of_a_job_that_has_ended_is_lost() {
+    let mut session = Session::new(NodeId("node0".to_owned()), 1, Policy::default());
+    session.handle(at(0.0), Event::Tick);
+    session.handle(at(0.1), Event::Connected);
+    // Nobody has noticed yet that nothing arrives any more.
+    let reason = "spot notice".to_owned();
+    session.handle(at(8.0), Event::JobOver { reason });
+    assert_eq!(session.handle(at(12.0), Event::Disconnected), [Action::Exit(drained())]);
+}
+
+#[test]
+fn ranks_that_have_stopped_in_time_are_not_called_late_because_their_end_cannot_be_reported() {
+    let mut session = disconnected(1);
+    session.set_policy(Policy { drain_timeout: Duration::from_secs(6), ..Policy::default() });
+    session.handle(at(10.05), shutdown_signal());
+    reports(&mut session, at(11.0), 0, done(drained()));
+    exit(&mut session, at(11.1), 0);
+    assert_eq!(session.handle(at(17.0), Event::Tick), [Action::Exit(drained())]);
+}
+
+#[test]
 fn ranks_that_do_not_drain_in_time_are_asked_to_exit_and_then_killed() {
     let mut session = training(1);
     session.handle(at(10.0), shutdown_signal());

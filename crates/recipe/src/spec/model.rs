@@ -172,9 +172,10 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
             "must be at most {MAX_OUTPUTS}, because the last layer of more outputs fits into no GPU"
         ),
     );
-    let (model, is_layered) = (&spec.model, spec.model.describe(1).is_some());
+    let model = &spec.model;
+    let is_of_images = model.arch.input_kind() == InputKind::Images && model.channels_last;
     rules.check(
-        model.pointwise == Pointwise::Auto || (is_layered && model.channels_last),
+        model.pointwise == Pointwise::Auto || is_of_images,
         "model.pointwise",
         model.pointwise,
         "is for the built-in networks of images with model.channels_last = true: remove it",
@@ -392,8 +393,6 @@ fn signals(spec: &JobSpec, rules: &mut Rules) {
     let arch = spec.model.arch.name();
     let one_dimension = format!("is for images only: remove it with model.arch = \"{arch}\"");
     rules.check(!spec.model.blur_pool, "model.blur_pool", true, &one_dimension);
-    let pointwise = spec.model.pointwise;
-    rules.check(pointwise == Pointwise::Auto, "model.pointwise", pointwise, &one_dimension);
     rules.check(!spec.evaluation.flip, "evaluation.flip", true, &one_dimension);
     rules.check(!spec.precision.fused, "precision.fused", true, &one_dimension);
 }

@@ -159,6 +159,18 @@ fn wrong_values_are_refused() {
             "precision.fused = true: needs model.channels_last = true",
         ),
         (
+            &["model.channels_last=false", "model.pointwise=product"],
+            "model.pointwise = product: is for the built-in networks of images",
+        ),
+        (
+            &["model.arch=resnet34_1d", "model.pointwise=convolution"],
+            "model.pointwise = convolution: is for the built-in networks of images",
+        ),
+        (
+            &["model.arch=linear", "model.pointwise=product"],
+            "model.pointwise = product: is for the built-in networks of images",
+        ),
+        (
             &["model.arch=resnet34_1d", "precision.fused=true"],
             "precision.fused = true: is for images only",
         ),

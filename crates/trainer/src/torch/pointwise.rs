@@ -53,8 +53,9 @@ pub(super) fn measure(
     let until = Instant::now() + MAX_TIME;
     let (mut products, mut convolutions) = (0.0, 0.0);
     for (shape, count) in shapes {
-        products += count * shape.seconds(samples, kind, (Pointwise::Product, until))?;
-        convolutions += count * shape.seconds(samples, kind, (Pointwise::Convolution, until))?;
+        let [product, convolution] = shape.seconds(samples, kind, until)?;
+        products += count * product;
+        convolutions += count * convolution;
         if Instant::now() > until {
             break;
         }
@@ -135,13 +136,8 @@ impl PointwiseShape {
         height.div_ceil(self.stride) * width.div_ceil(self.stride) * channels * self.outputs
     }
 
-    /// Shortest time of a forward and a backward pass.
-    fn seconds(
-        self,
-        samples: u64,
-        kind: Kind,
-        (how, until): (Pointwise, Instant),
-    ) -> tch::Result<f64> {
+    /// Shortest times of a forward and a backward pass as a product and as a convolution, measured in turn.
+    fn seconds(self, samples: u64, kind: Kind, until: Instant) -> tch::Result<[f64; 2]> {
         let [channels, height, width] = self.input.map(|length| length as i64);
         let random = |shape: [i64; 4]| {
             let values = Tensor::f_randn(shape, (Kind::Float, Device::Cpu))?.f_to_kind(kind)?;
@@ -151,20 +147,20 @@ impl PointwiseShape {
         let x = random([samples as i64, height, width, channels])?;
         let kernel = random([self.outputs as i64, 1, 1, channels])?;
         let stride = self.stride as i64;
-        let mut best = f64::INFINITY;
-        // The first one also compiles libtorch's kernels.
-        for _ in 0..=TRIES {
+        let pass = |forward: &dyn Fn() -> tch::Result<Tensor>| {
             let began = Instant::now();
-            let y = match how {
-                Pointwise::Convolution => {
-                    x.f_conv2d(&kernel, None::<&Tensor>, [stride; 2], [0; 2], [1, 1], 1)?
-                }
-                Pointwise::Product | Pointwise::Auto => product(&x, &kernel, stride)?,
-            };
             // Its gradient is a whole tensor, as in a network.
-            let objective = y.f_square()?.f_sum(Kind::Float)?;
+            let objective = forward()?.f_square()?.f_sum(Kind::Float)?;
             Tensor::f_run_backward(&[&objective], &[&x, &kernel], false, false)?;
-            best = best.min(began.elapsed().as_secs_f64());
+            Ok::<_, tch::TchError>(began.elapsed().as_secs_f64())
+        };
+        let by_convolution =
+            || x.f_conv2d(&kernel, None::<&Tensor>, [stride; 2], [0; 2], [1, 1], 1);
+        let mut best = [f64::INFINITY; 2];
+        // The first ones also compile libtorch's kernels.
+        for _ in 0..=TRIES {
+            let seconds = [pass(&|| product(&x, &kernel, stride))?, pass(&by_convolution)?];
+            best = [best[0].min(seconds[0]), best[1].min(seconds[1])];
             if Instant::now() > until {
                 break;
             }
