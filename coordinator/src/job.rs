@@ -14,13 +14,13 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use baton_checkpoint::{Claimant, Store};
+use baton_checkpoint::{Claimant, ResumePoint, Store};
 use baton_job::{
     Generation, Time,
     engine::{Action, AgentRetry, Engine, Event, Record, Status},
     exit::Failure,
     ids::Attachment,
-    message::{Directive, Hello},
+    message::{Directive, Hello, Restore},
 };
 use tokio::sync::{broadcast, oneshot, watch};
 use tracing::{debug, info, warn};
@@ -415,6 +415,7 @@ impl JobLoop {
                 self.commit()?;
                 self.claim(generation)?;
             }
+            Action::FindCheckpoint(restore) => self.find_checkpoint(*restore)?,
             Action::Send { attachment, mut directive, .. } => {
                 if let Directive::Begin { generation, secret, .. } = &mut directive {
                     *secret = self.mesh_secret.of(*generation)?;
@@ -473,6 +474,26 @@ impl JobLoop {
         thread::Builder::new()
             .name("fence".to_owned())
             .spawn(claims)
+            .context("cannot start a thread")?;
+        Ok(())
+    }
+
+    /// Looks for a checkpoint on a thread of its own; the answer becomes an input.
+    fn find_checkpoint(&self, restore: Restore) -> Result<()> {
+        let (store, job) = (self.store.clone(), self.claimant.job);
+        let inputs = self.own_inputs.clone();
+        let finds = move || match store.find(&restore, &mut |_, _| Ok(())) {
+            Ok(Some(ResumePoint { manifest, .. })) if manifest.job == job => {
+                let (commit, progress) = (manifest.to_commit(), Box::new(manifest.progress));
+                // The loop may have ended.
+                let _ = inputs.send(Event::CheckpointFound { commit, progress }.into());
+            }
+            Ok(_) => {}
+            Err(error) => warn!(%error, "the last checkpoint cannot be read"),
+        };
+        thread::Builder::new()
+            .name("last-checkpoint".to_owned())
+            .spawn(finds)
             .context("cannot start a thread")?;
         Ok(())
     }
@@ -567,7 +588,7 @@ impl JobLoop {
 
 #[cfg(test)]
 mod tests {
-    use baton_job::{engine::JobOrigin, message::Restore};
+    use baton_job::engine::JobOrigin;
     use baton_recipe::JobSpec;
 
     use super::*;

@@ -253,6 +253,36 @@ async fn a_notice_that_is_too_short_for_the_store_leaves_the_state_on_the_machin
 }
 
 #[tokio::test]
+async fn a_job_that_was_completed_without_its_coordinator_is_over_once_that_is_back() {
+    let mut cluster = Cluster::of_epochs(200).set("cluster.node_grace_seconds=1");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 2);
+    cluster.events().await.next_of(Kind::TrainingStarted).await;
+    cluster.kill_coordinator().await;
+    let is_evaluated = async || {
+        let checkpoints = cluster.run_dir().join("checkpoints");
+        let mut names = cluster.checkpoint_names().into_iter();
+        names.find(|name| checkpoints.join(name).join("evaluation.json").exists())
+    };
+    let last = cluster.until("the end is evaluated", is_evaluated).await;
+    cluster.kill_agent(0).await;
+
+    cluster.start_coordinator(&[]).await;
+    let mut events = cluster.events().await;
+    let saved = loop {
+        let saved = events.next_of(Kind::Saved).await;
+        if saved.message.starts_with("training was completed while no agent") {
+            break saved;
+        }
+    };
+    assert!(saved.message.contains(&last), "{}", saved.message);
+    assert_eq!(events.next_of(Kind::Evaluated).await.step, saved.step);
+    assert_eq!(events.next_of(Kind::Ended).await.message, "job completed");
+    let (code, log) = cluster.coordinator_ends().await;
+    assert_eq!(code, Some(0), "{log}");
+}
+
+#[tokio::test]
 async fn ranks_end_with_their_killed_agent_and_a_new_agent_continues() {
     let mut cluster = endless();
     cluster.start_coordinator(&[]).await;

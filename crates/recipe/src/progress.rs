@@ -484,6 +484,13 @@ impl TrainingPlan {
         }
     }
 
+    /// Whether a run of `spec` is complete at the position of a checkpoint. The sizes of its data do not matter for that.
+    #[must_use]
+    pub fn is_complete(spec: &JobSpec, saved: &Progress) -> bool {
+        let saved = Progress { saved: Some(saved.step), ..saved.clone() };
+        Self::new(spec, 0).due(&saved) == Due::Finish
+    }
+
     /// The extent of an evaluation that is due. Before the end it may be a subset; a result that would end the run is
     /// confirmed on the whole set.
     fn evaluation_due(&self, progress: &Progress) -> Option<Extent> {

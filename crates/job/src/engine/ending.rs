@@ -12,10 +12,13 @@ use super::{
 use crate::{
     exit::{Class, Failure, Outcome, crash},
     ids::{NodeId, Rank},
-    message::Directive,
+    message::{Commit, Directive},
     time::Time,
 };
-use baton_recipe::Step;
+use baton_recipe::{
+    Step,
+    progress::{Progress, TrainingPlan},
+};
 
 impl Engine {
     /// Handles a rank whose process ended for a reason that another try would repeat.
@@ -77,6 +80,39 @@ impl Engine {
         let reason = failure.message.clone();
         self.drain.get_or_insert_with(|| DrainStatus::new(reason, now, until));
         true
+    }
+
+    /// Looks for the last checkpoint of the job, once per generation, if no rank may run any more: they may have completed the
+    /// job while no agent could report it, and their agents have left.
+    pub(super) fn look_for_the_last_checkpoint(&mut self) {
+        let generation = self.lifecycle.generation;
+        let is_rollback_due = self.divergences.is_rollback_due(generation);
+        let has_looked = self.lifecycle.looked_for_end_of == Some(generation);
+        let holds_state = self.nodes.holders(|_| true) > 0;
+        if !self.lifecycle.may_have_ranks || is_rollback_due || has_looked || holds_state {
+            return;
+        }
+        self.lifecycle.looked_for_end_of = Some(generation);
+        self.actions.push(Action::FindCheckpoint(Box::new(self.restore())));
+    }
+
+    /// Ends the job if its last checkpoint says that training is complete. Otherwise, or if ranks have been placed meanwhile,
+    /// the next generation goes on from it.
+    pub(super) fn checkpoint_found(&mut self, now: Time, commit: Commit, progress: &Progress) {
+        let is_waiting = matches!(self.lifecycle.phase, Phase::Gathering)
+            && self.lifecycle.opening.is_none()
+            && commit.generation <= self.lifecycle.generation;
+        if !is_waiting || !TrainingPlan::is_complete(&self.spec, progress) {
+            return;
+        }
+        self.results.reached = commit.step;
+        let text = format!(
+            "training was completed while no agent could reach the coordinator: checkpoint {} has its end",
+            commit.name
+        );
+        self.record_commit(now, commit, text);
+        self.record_past_evaluations(progress);
+        self.end(now, Outcome::Completed);
     }
 
     /// Forgets a drain that was requested from a coordinator that is lost: no rank has a state to save, and somebody has

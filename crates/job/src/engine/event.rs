@@ -4,9 +4,9 @@ use super::{EvaluationResult, JobEvent, Record, WrittenDiagnosis};
 use crate::{
     exit::Failure,
     ids::{Attachment, Generation, NodeId},
-    message::{AgentReport, Directive, Hello, RankReport, StepReport},
+    message::{AgentReport, Commit, Directive, Hello, RankReport, Restore, StepReport},
 };
-use baton_recipe::Step;
+use baton_recipe::{Step, progress::Progress};
 
 /// Input of the state machine.
 #[derive(Clone, Debug, PartialEq)]
@@ -79,6 +79,13 @@ pub enum Event {
         /// From where to where, for people.
         text: String,
     },
+    /// The checkpoint from which the next generation would resume, in answer to [`Action::FindCheckpoint`].
+    CheckpointFound {
+        /// The checkpoint.
+        commit: Commit,
+        /// The position of training in it, after the evaluation of its state if there was one.
+        progress: Box<Progress>,
+    },
     /// The time of [`Engine::deadline`](super::Engine::deadline) is reached.
     Tick,
 }
@@ -105,6 +112,9 @@ pub enum Action {
     /// [`Event::Fenced`], [`Event::FenceFailed`] and [`Event::TakenOver`]; other events may come before. There is never
     /// more than one that has no result yet.
     Fence(Generation),
+    /// Look in the checkpoint store for the checkpoint that a next generation would resume from. If this job has saved one, the
+    /// result is [`Event::CheckpointFound`]; there is none if the store cannot be read.
+    FindCheckpoint(Box<Restore>),
     /// Send to an agent.
     Send {
         /// The agent's node.

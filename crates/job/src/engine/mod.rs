@@ -264,6 +264,9 @@ impl Engine {
                 self.lifecycle.wait_for_agents_until(now.after(REDIRECTION_TIMEOUT));
                 self.publish(JobEventKind::CoordinatorMoved, text);
             }
+            Event::CheckpointFound { commit, progress } => {
+                self.checkpoint_found(now, commit, &progress);
+            }
             Event::Tick => {}
         }
         self.end_profile_if_interrupted();

@@ -182,15 +182,7 @@ impl Engine {
             self.results.reached = progress.step;
             // It was not used: its machine is gone, or it is damaged.
             self.results.local.take_if(|local| local.step > progress.step);
-            // The rank or the agent that should have reported an evaluation may have been lost before it did.
-            for (epoch, evaluation) in EvaluationResult::all_of(progress) {
-                if !self.results.has(&evaluation) {
-                    let current = self.lifecycle.generation;
-                    let by = self.results.generation_of(&evaluation, progress.step, current);
-                    self.evaluated(by, epoch, evaluation);
-                }
-            }
-            self.results.best.clone_from(&progress.best);
+            self.record_past_evaluations(progress);
             if let Some(recovery) = self.recoveries.in_progress(self.lifecycle.generation) {
                 recovery.lost_steps = recovery.step_before.0.saturating_sub(progress.step.0);
             }
@@ -276,14 +268,31 @@ impl Engine {
         self.publish_at(JobEventKind::Evaluated, Some(step), text);
     }
 
-    /// Records a checkpoint, unless a newer one is known already.
+    /// Records the evaluations before this position that are not known: the rank or the agent that should have reported one
+    /// may have been lost before it did.
+    pub(super) fn record_past_evaluations(&mut self, progress: &Progress) {
+        for (epoch, evaluation) in EvaluationResult::all_of(progress) {
+            if !self.results.has(&evaluation) {
+                let current = self.lifecycle.generation;
+                let by = self.results.generation_of(&evaluation, progress.step, current);
+                self.evaluated(by, epoch, evaluation);
+            }
+        }
+        self.results.best.clone_from(&progress.best);
+    }
+
     pub(super) fn saved(&mut self, now: Time, commit: Commit) {
+        let text = job_event::describe_commit(&commit);
+        self.record_commit(now, commit, text);
+    }
+
+    /// Records a checkpoint, unless it or a newer one is known already.
+    pub(super) fn record_commit(&mut self, now: Time, commit: Commit, text: String) {
         if !self.results.is_new(&commit) {
             return;
         }
         self.actions.push(Action::Persist(Record::Saved(commit.clone())));
         self.actions.extend(self.accounting.persist(now));
-        let text = job_event::describe_commit(&commit);
         self.publish_at(JobEventKind::Saved, Some(commit.step), text);
         self.drain_advanced(now, commit.step, DrainStage::Durable);
         self.results.save_problem = None;

@@ -222,6 +222,7 @@ impl Fleet {
             Action::Publish(job_event) => self.coordinator.publish(&job_event),
             Action::AddPoint(_) => {}
             Action::ProfileEnded(result) => panic!("nobody asks for a profile: {result:?}"),
+            Action::FindCheckpoint(restore) => panic!("no generation is lost here: {restore:?}"),
             Action::WriteDiagnosis(written) => panic!("nothing diverges here: {written:?}"),
         }
     }

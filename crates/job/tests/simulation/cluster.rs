@@ -5,7 +5,7 @@ use std::{collections::VecDeque, ops::RangeInclusive};
 use baton_job::{
     Generation, engine,
     exit::Failure,
-    message::{AgentReport, Directive, RankCommand, RankMessage},
+    message::{AgentReport, Directive, RankCommand, RankMessage, Restore},
     session,
     time::Time,
 };
@@ -61,6 +61,11 @@ pub(crate) enum SimEvent {
         generation: Generation,
         /// Number of records in the journal's copy then.
         copied: usize,
+    },
+    /// The coordinator of this life gets the checkpoint that it looked for.
+    StoreIsRead {
+        life: u64,
+        restore: Box<Restore>,
     },
     AgentRestarts(AgentId),
     Fault,
@@ -195,6 +200,7 @@ impl Cluster {
             SimEvent::StoreAnswers { life, generation, copied } => {
                 self.store_answers(life, generation, copied);
             }
+            SimEvent::StoreIsRead { life, restore } => self.store_is_read(life, &restore),
             SimEvent::AgentRestarts(id) => self.agent_restarts(id),
             SimEvent::Fault => self.fault(),
             SimEvent::Calm => self.calm_down(),

@@ -8,7 +8,7 @@ use baton_job::{
     message::{Restore, Rollback},
     time::Time,
 };
-use baton_recipe::Step;
+use baton_recipe::{Epoch, Step, progress::Progress};
 
 use crate::{
     cluster::{Cluster, SimEvent},
@@ -125,6 +125,11 @@ impl Cluster {
                 self.facts.push(Fact::Persisted(record));
             }
             Action::Fence(generation) => self.fence(generation),
+            Action::FindCheckpoint(restore) => {
+                let at = self.soon(1..=5_000);
+                let life = self.coordinator.life;
+                self.schedule(at, SimEvent::StoreIsRead { life, restore });
+            }
             Action::Send { node, attachment, directive } => {
                 self.facts.push(Fact::DirectiveSent(node, directive.clone()));
                 self.send_down(attachment, directive);
@@ -174,6 +179,25 @@ impl Cluster {
         self.coordinator.copied = copied;
         self.facts.push(Fact::FenceRaised(generation));
         self.coordinate(Event::Fenced);
+    }
+
+    /// Answers with the checkpoint from which the next generation would resume.
+    pub(crate) fn store_is_read(&mut self, life: u64, restore: &Restore) {
+        let Some((commit, _)) = self.store.newest(restore).cloned() else { return };
+        if self.coordinator.life != life {
+            return;
+        }
+        let is_complete = commit.step.0 >= self.plan.total_steps;
+        let epoch = Epoch(if is_complete { self.plan.spec.train.epochs } else { 0 });
+        let evaluated = is_complete.then_some(epoch);
+        let progress = Progress {
+            step: commit.step,
+            epoch,
+            evaluated_fully: evaluated,
+            ..Progress::default()
+        };
+        self.facts.push(Fact::CheckpointFound { is_complete });
+        self.coordinate(Event::CheckpointFound { commit, progress: Box::new(progress) });
     }
 
     pub(crate) fn coordinator_crashes(&mut self) {

@@ -58,6 +58,11 @@ pub(crate) enum Fact {
     Committed { generation: Generation, step: u64, fence: Generation },
     /// A checkpoint was refused by the fence.
     CommitRefused,
+    /// The coordinator, all of whose ranks are gone, has found their last checkpoint.
+    CheckpointFound {
+        /// Whether it has the end of training.
+        is_complete: bool,
+    },
     /// A fault, by name.
     Fault(&'static str),
 }

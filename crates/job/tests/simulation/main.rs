@@ -72,6 +72,7 @@ const EXPECTED: &[(u64, &str)] = &[
     (400_000, "commits"),
     (2_000, "commits refused by the fence"),
     (4_000, "fences refused by the store"),
+    (100, "ends of training found"),
     (20_000, "stale messages"),
     (40_000, "reports of skipped samples"),
     (40_000, "recoveries"),

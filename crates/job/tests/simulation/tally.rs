@@ -74,6 +74,7 @@ impl Tally {
             Fact::Stepped { .. } => self.count("steps"),
             Fact::Committed { .. } => self.count("commits"),
             Fact::CommitRefused => self.count("commits refused by the fence"),
+            Fact::CheckpointFound { is_complete: true } => self.count("ends of training found"),
             Fact::DirectiveSent(_, Directive::Drain { .. }) => self.count("drains sent"),
             Fact::DirectiveSent(_, Directive::Dismiss { .. })
                 if cluster.coordinator.status.outcome.is_none() =>

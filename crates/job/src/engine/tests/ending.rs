@@ -1,6 +1,7 @@
 //! How a job ends whose failure another try would repeat, and which node is sent away instead.
 
 use super::*;
+use baton_recipe::{Epoch, progress::Extent};
 
 fn bad_input() -> RankReport {
     RankReport::Exited(Failure { class: Class::BadInput, message: "no such file".to_owned() })
@@ -205,4 +206,72 @@ fn a_user_who_drains_a_job_that_fails_keeps_the_failure_as_its_outcome() {
     report(&mut engine, at(14.0), 0, done(drained(), ""));
 
     assert_eq!(failure_of(&engine).class, Class::BadInput);
+}
+
+/// The coordinator was away while the job of two ranks went on, and its agents are gone.
+fn without_agents() -> (Engine, Vec<Action>) {
+    let mut engine = reattaching(&[1, 1]);
+    let mut actions = Vec::new();
+    while engine.status().phase != PhaseName::Gathering {
+        let now = engine.deadline().unwrap();
+        actions.extend(engine.drive(now, Event::Tick));
+    }
+    (engine, actions)
+}
+
+fn found(step: u64, is_evaluated: bool) -> Event {
+    let epoch = Epoch(spec(1).train.epochs);
+    let mut progress = Progress { step: Step(step), epoch, ..Progress::default() };
+    if is_evaluated {
+        let accuracy = Accuracy::new(360, [("top1", 0.97)]);
+        progress.record_evaluation(accuracy, None, Extent::Full);
+    }
+    let progress = Box::new(progress);
+    Event::CheckpointFound { commit: commit(1, step), progress }
+}
+
+#[test]
+fn a_job_that_was_completed_without_the_coordinator_ends_without_its_agents() {
+    let (mut engine, actions) = without_agents();
+    let looks = |actions: &[Action]| {
+        actions.iter().filter(|action| matches!(action, Action::FindCheckpoint(_))).count()
+    };
+    assert_eq!(looks(&actions), 1);
+
+    let actions = engine.drive(at(60.0), found(99, true));
+
+    assert_eq!(engine.outcome(), Some(&Outcome::Completed));
+    let status = engine.status();
+    assert_eq!(status.commit.map(|commit| commit.step), Some(Step(99)));
+    assert_eq!(status.evaluation.map(|evaluation| evaluation.step), Some(Step(99)));
+    let text = |action: &Action| match action {
+        Action::Publish(event) => Some(event.message.clone()),
+        _ => None,
+    };
+    let texts: Vec<String> = actions.iter().filter_map(text).collect();
+    assert!(texts[0].starts_with("training was completed while no agent"), "{texts:?}");
+    assert_eq!(texts.last().unwrap(), "job completed");
+}
+
+#[test]
+fn a_checkpoint_before_the_end_is_left_to_the_next_generation() {
+    let (mut engine, _) = without_agents();
+    let is_over = |event| {
+        let mut engine = engine.clone();
+        engine.drive(at(60.0), event);
+        engine.outcome().is_some()
+    };
+    assert!(is_over(found(99, true)));
+    assert!(!is_over(found(99, false)), "its evaluation is due");
+    let Event::CheckpointFound { commit, progress } = found(99, true) else { unreachable!() };
+    let earlier = Box::new(Progress { epoch: Epoch(1), ..*progress.clone() });
+    assert!(!is_over(Event::CheckpointFound { commit: commit.clone(), progress: earlier }));
+    let newer = Commit { generation: Generation(2), ..commit };
+    assert!(!is_over(Event::CheckpointFound { commit: newer, progress }), "of another coordinator");
+
+    for number in 0..2 {
+        attach(&mut engine, at(60.0), number, 1, None);
+    }
+    engine.drive(at(60.0), found(99, true));
+    assert_eq!((engine.outcome(), engine.status().phase), (None, PhaseName::Forming));
 }
