@@ -482,14 +482,16 @@ impl JobLoop {
     fn find_checkpoint(&self, restore: Restore) -> Result<()> {
         let (store, job) = (self.store.clone(), self.claimant.job);
         let inputs = self.own_inputs.clone();
-        let finds = move || match store.find(&restore, &mut |_, _| Ok(())) {
-            Ok(Some(ResumePoint { manifest, .. })) if manifest.job == job => {
-                let (commit, progress) = (manifest.to_commit(), Box::new(manifest.progress));
-                // The loop may have ended.
-                let _ = inputs.send(Event::CheckpointFound { commit, progress }.into());
-            }
-            Ok(_) => {}
-            Err(error) => warn!(%error, "the last checkpoint cannot be read"),
+        let finds = move || {
+            let found = store.find(&restore, &mut |_, _| Ok(())).unwrap_or_else(|error| {
+                warn!(%error, "the last checkpoint cannot be read");
+                None
+            });
+            let ours = found.map(|ResumePoint { manifest, .. }| manifest);
+            let ours = ours.filter(|manifest| manifest.job == job);
+            let ours = ours.map(|manifest| Box::new((manifest.to_commit(), manifest.progress)));
+            // The loop may have ended.
+            let _ = inputs.send(Event::CheckpointFound(ours).into());
         };
         thread::Builder::new()
             .name("last-checkpoint".to_owned())

@@ -60,7 +60,12 @@ impl NodeService for NodeApi {
         report_limits::check_slots(hello.slots).map_err(|problem| bad_hello(&problem))?;
         if let Some(revision) = first.other_revision(REVISION) {
             let node = &hello.node;
-            tracing::warn!(%node, revision, ours = REVISION, "another build of the same version; allowed");
+            tracing::warn!(
+                ?node,
+                revision,
+                ours = REVISION,
+                "another build of the same version; allowed"
+            );
         }
         // While the coordinator has no job, agents wait here.
         let served = self.current.wait().await?;

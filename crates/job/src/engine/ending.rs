@@ -4,6 +4,8 @@
 //! generation first, as many as there are, and save it. A node that joined and only now shows that it cannot take part
 //! ends nothing: the job sends it away.
 
+use std::time::Duration;
+
 use super::{
     Action, DrainStatus, Engine, JobEventKind, Record,
     lifecycle::Phase,
@@ -19,6 +21,9 @@ use baton_recipe::{
     Step,
     progress::{Progress, TrainingPlan},
 };
+
+/// Pause between two looks for the last checkpoint.
+pub(super) const LOOK_INTERVAL: Duration = Duration::from_secs(10);
 
 impl Engine {
     /// Handles a rank whose process ended for a reason that another try would repeat.
@@ -82,27 +87,31 @@ impl Engine {
         true
     }
 
-    /// Looks for the last checkpoint of the job, once per generation, if no rank may run any more: they may have completed the
-    /// job while no agent could report it, and their agents have left.
-    pub(super) fn look_for_the_last_checkpoint(&mut self) {
-        let generation = self.lifecycle.generation;
-        let is_rollback_due = self.divergences.is_rollback_due(generation);
-        let has_looked = self.lifecycle.looked_for_end_of == Some(generation);
-        let holds_state = self.nodes.holders(|_| true) > 0;
-        if !self.lifecycle.may_have_ranks || is_rollback_due || has_looked || holds_state {
-            return;
+    /// When the last checkpoint of the job is looked for, if no rank is known that may run: ranks may complete the job while
+    /// no agent can report it, and then their agents leave.
+    pub(super) fn looks_at(&self) -> Option<Time> {
+        let is_rollback_due = self.divergences.is_rollback_due(self.lifecycle.generation);
+        let may_be_complete = self.lifecycle.may_have_ranks && !is_rollback_due;
+        let looks = may_be_complete && self.nodes.holders(|_| true) == 0;
+        self.lifecycle.looks_at.filter(|_| looks)
+    }
+
+    pub(super) fn look_for_the_last_checkpoint(&mut self, now: Time) {
+        if self.looks_at().is_some_and(|at| at <= now) {
+            self.lifecycle.looks_at = None;
+            self.actions.push(Action::FindCheckpoint(Box::new(self.restore())));
         }
-        self.lifecycle.looked_for_end_of = Some(generation);
-        self.actions.push(Action::FindCheckpoint(Box::new(self.restore())));
     }
 
     /// Ends the job if its last checkpoint says that training is complete. Otherwise, or if ranks have been placed meanwhile,
     /// the next generation goes on from it.
-    pub(super) fn checkpoint_found(&mut self, now: Time, commit: Commit, progress: &Progress) {
+    pub(super) fn checkpoint_found(&mut self, now: Time, found: Option<Box<(Commit, Progress)>>) {
+        self.lifecycle.looks_at = Some(now.after(LOOK_INTERVAL));
+        let Some((commit, progress)) = found.map(|found| *found) else { return };
         let is_waiting = matches!(self.lifecycle.phase, Phase::Gathering)
             && self.lifecycle.opening.is_none()
             && commit.generation <= self.lifecycle.generation;
-        if !is_waiting || !TrainingPlan::is_complete(&self.spec, progress) {
+        if !is_waiting || !TrainingPlan::is_complete(&self.spec, &progress) {
             return;
         }
         self.results.reached = commit.step;
@@ -111,7 +120,7 @@ impl Engine {
             commit.name
         );
         self.record_commit(now, commit, text);
-        self.record_past_evaluations(progress);
+        self.record_past_evaluations(&progress);
         self.end(now, Outcome::Completed);
     }
 

@@ -79,13 +79,10 @@ pub enum Event {
         /// From where to where, for people.
         text: String,
     },
-    /// The checkpoint from which the next generation would resume, in answer to [`Action::FindCheckpoint`].
-    CheckpointFound {
-        /// The checkpoint.
-        commit: Commit,
-        /// The position of training in it, after the evaluation of its state if there was one.
-        progress: Box<Progress>,
-    },
+    /// The checkpoint from which the next generation would resume, in answer to [`Action::FindCheckpoint`]; `None` if this
+    /// job has saved none, or the store cannot be read. With it comes the position of training, after the evaluation of its
+    /// state if there was one.
+    CheckpointFound(Option<Box<(Commit, Progress)>>),
     /// The time of [`Engine::deadline`](super::Engine::deadline) is reached.
     Tick,
 }
@@ -112,8 +109,8 @@ pub enum Action {
     /// [`Event::Fenced`], [`Event::FenceFailed`] and [`Event::TakenOver`]; other events may come before. There is never
     /// more than one that has no result yet.
     Fence(Generation),
-    /// Look in the checkpoint store for the checkpoint that a next generation would resume from. If this job has saved one, the
-    /// result is [`Event::CheckpointFound`]; there is none if the store cannot be read.
+    /// Look in the checkpoint store for the checkpoint that a next generation would resume from. The result is
+    /// [`Event::CheckpointFound`]. There is never more than one that has no result yet.
     FindCheckpoint(Box<Restore>),
     /// Send to an agent.
     Send {

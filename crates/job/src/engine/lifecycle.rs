@@ -62,8 +62,9 @@ pub(super) struct Lifecycle {
     pub(super) is_fenced: bool,
     /// The newest generation whose fence this coordinator has tried to raise.
     pub(super) last_fence: Generation,
-    /// The generation after whose loss the last checkpoint was looked for: it may have completed the job.
-    pub(super) looked_for_end_of: Option<Generation>,
+    /// When the last checkpoint may be looked for, which ranks may have completed the job with; `None` while the store has
+    /// yet to answer.
+    pub(super) looks_at: Option<Time>,
     /// Set while the checkpoint store refuses fences.
     pub(super) store_outage: Option<StoreOutage>,
 }
@@ -85,7 +86,7 @@ impl Lifecycle {
             may_have_ranks: false,
             is_fenced: true,
             last_fence: Generation(0),
-            looked_for_end_of: None,
+            looks_at: Some(now),
             store_outage: None,
         }
     }

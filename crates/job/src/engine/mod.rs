@@ -264,9 +264,7 @@ impl Engine {
                 self.lifecycle.wait_for_agents_until(now.after(REDIRECTION_TIMEOUT));
                 self.publish(JobEventKind::CoordinatorMoved, text);
             }
-            Event::CheckpointFound { commit, progress } => {
-                self.checkpoint_found(now, commit, &progress);
-            }
+            Event::CheckpointFound(found) => self.checkpoint_found(now, found),
             Event::Tick => {}
         }
         self.end_profile_if_interrupted();
@@ -314,6 +312,7 @@ impl Engine {
             }
             Phase::Detecting { .. } => self.fail_once_losses_are_known(now),
             Phase::Reattaching { until, .. } if *until <= now => self.give_up_reattaching(now),
+            Phase::Gathering => self.look_for_the_last_checkpoint(now),
             _ => {}
         }
         if self.lifecycle.end_store_pause(now) {
@@ -354,7 +353,8 @@ impl Engine {
             | Phase::Detecting { world, until, .. } => {
                 self.nodes.disconnected_in(world).is_none().then_some(*until)
             }
-            Phase::Gathering | Phase::Training { .. } => None,
+            Phase::Gathering => self.looks_at(),
+            Phase::Training { .. } => None,
         };
         // While the job drains, its budget no longer matters.
         let ends_at = match &self.drain {

@@ -140,7 +140,7 @@ impl Engine {
             let reason =
                 format!("waiting for agents: {slots} of at least {min_ranks} ranks are available");
             self.lifecycle.set_phase(now, Phase::Gathering, reason);
-            self.look_for_the_last_checkpoint();
+            self.look_for_the_last_checkpoint(now);
             return None;
         };
         let generation = self.lifecycle.generation.next();

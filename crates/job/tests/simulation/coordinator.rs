@@ -73,7 +73,7 @@ impl Coordinator {
         let rollbacks = rollbacks.filter(applies).collect();
         // One that should have ended the job, before its coordinator crashed.
         let ends = self.journal.iter().filter_map(|record| match record {
-            Record::Diverged(incident) => incident.end(&plan.spec),
+            Record::Diverged(incident) => incident.end(&plan.spec, None),
             _ => None,
         });
         let invalidated = ends.filter(applies).collect();
@@ -181,23 +181,21 @@ impl Cluster {
         self.coordinate(Event::Fenced);
     }
 
-    /// Answers with the checkpoint from which the next generation would resume.
+    /// Answers with the checkpoint from which the next generation would resume, if there is one.
     pub(crate) fn store_is_read(&mut self, life: u64, restore: &Restore) {
-        let Some((commit, _)) = self.store.newest(restore).cloned() else { return };
         if self.coordinator.life != life {
             return;
         }
-        let is_complete = commit.step.0 >= self.plan.total_steps;
-        let epoch = Epoch(if is_complete { self.plan.spec.train.epochs } else { 0 });
-        let evaluated = is_complete.then_some(epoch);
-        let progress = Progress {
-            step: commit.step,
-            epoch,
-            evaluated_fully: evaluated,
-            ..Progress::default()
-        };
-        self.facts.push(Fact::CheckpointFound { is_complete });
-        self.coordinate(Event::CheckpointFound { commit, progress: Box::new(progress) });
+        let found = self.store.newest(restore).map(|(commit, _)| {
+            let is_complete = commit.step.0 >= self.plan.total_steps;
+            let epoch = Epoch(if is_complete { self.plan.spec.train.epochs } else { 0 });
+            self.facts.push(Fact::CheckpointFound { is_complete });
+            let evaluated_fully = is_complete.then_some(epoch);
+            let step = commit.step;
+            let progress = Progress { step, epoch, evaluated_fully, ..Progress::default() };
+            Box::new((commit.clone(), progress))
+        });
+        self.coordinate(Event::CheckpointFound(found));
     }
 
     pub(crate) fn coordinator_crashes(&mut self) {

@@ -1,6 +1,7 @@
 //! How a job ends whose failure another try would repeat, and which node is sent away instead.
 
 use super::*;
+use crate::engine::ending::LOOK_INTERVAL;
 use baton_recipe::{Epoch, progress::Extent};
 
 fn bad_input() -> RankReport {
@@ -208,37 +209,38 @@ fn a_user_who_drains_a_job_that_fails_keeps_the_failure_as_its_outcome() {
     assert_eq!(failure_of(&engine).class, Class::BadInput);
 }
 
-/// The coordinator was away while the job of two ranks went on, and its agents are gone.
-fn without_agents() -> (Engine, Vec<Action>) {
+/// The coordinator was away while the job of two ranks went on, and its agents are gone. Its actions, and when it waits for
+/// the answer of the store.
+fn without_agents() -> (Engine, Vec<Action>, Time) {
     let mut engine = reattaching(&[1, 1]);
-    let mut actions = Vec::new();
+    let (mut actions, mut now) = (Vec::new(), at(0.0));
     while engine.status().phase != PhaseName::Gathering {
-        let now = engine.deadline().unwrap();
+        now = engine.deadline().unwrap();
         actions.extend(engine.drive(now, Event::Tick));
     }
-    (engine, actions)
+    (engine, actions, now)
 }
 
-fn found(step: u64, is_evaluated: bool) -> Event {
-    let epoch = Epoch(spec(1).train.epochs);
-    let mut progress = Progress { step: Step(step), epoch, ..Progress::default() };
+fn looks(actions: &[Action]) -> usize {
+    actions.iter().filter(|action| matches!(action, Action::FindCheckpoint(_))).count()
+}
+
+fn saved_by(generation: u64, step: u64, epoch: u32, is_evaluated: bool) -> Event {
+    let mut progress = Progress { step: Step(step), epoch: Epoch(epoch), ..Progress::default() };
     if is_evaluated {
         let accuracy = Accuracy::new(360, [("top1", 0.97)]);
         progress.record_evaluation(accuracy, None, Extent::Full);
     }
-    let progress = Box::new(progress);
-    Event::CheckpointFound { commit: commit(1, step), progress }
+    Event::CheckpointFound(Some(Box::new((commit(generation, step), progress))))
 }
 
 #[test]
 fn a_job_that_was_completed_without_the_coordinator_ends_without_its_agents() {
-    let (mut engine, actions) = without_agents();
-    let looks = |actions: &[Action]| {
-        actions.iter().filter(|action| matches!(action, Action::FindCheckpoint(_))).count()
-    };
+    let (mut engine, actions, now) = without_agents();
     assert_eq!(looks(&actions), 1);
+    assert_eq!(engine.deadline(), None, "one look at a time");
 
-    let actions = engine.drive(at(60.0), found(99, true));
+    let actions = engine.drive(now, saved_by(1, 99, spec(1).train.epochs, true));
 
     assert_eq!(engine.outcome(), Some(&Outcome::Completed));
     let status = engine.status();
@@ -254,24 +256,37 @@ fn a_job_that_was_completed_without_the_coordinator_ends_without_its_agents() {
 }
 
 #[test]
-fn a_checkpoint_before_the_end_is_left_to_the_next_generation() {
-    let (mut engine, _) = without_agents();
-    let is_over = |event| {
-        let mut engine = engine.clone();
-        engine.drive(at(60.0), event);
-        engine.outcome().is_some()
-    };
-    assert!(is_over(found(99, true)));
-    assert!(!is_over(found(99, false)), "its evaluation is due");
-    let Event::CheckpointFound { commit, progress } = found(99, true) else { unreachable!() };
-    let earlier = Box::new(Progress { epoch: Epoch(1), ..*progress.clone() });
-    assert!(!is_over(Event::CheckpointFound { commit: commit.clone(), progress: earlier }));
-    let newer = Commit { generation: Generation(2), ..commit };
-    assert!(!is_over(Event::CheckpointFound { commit: newer, progress }), "of another coordinator");
+fn the_end_of_training_is_looked_for_until_it_is_there() {
+    let (mut engine, _, now) = without_agents();
+    let last = spec(1).train.epochs;
+    for (number, found) in [
+        Event::CheckpointFound(None),
+        saved_by(1, 99, last - 1, true),
+        saved_by(1, 99, last, false),
+        // That of another coordinator.
+        saved_by(2, 99, last, true),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let now = now.after(Duration::from_secs(10) * number.try_into().unwrap());
+        engine.drive(now, found);
+        assert_eq!((engine.outcome(), engine.deadline()), (None, Some(now.after(LOOK_INTERVAL))));
+        assert_eq!(looks(&engine.drive(now.after(LOOK_INTERVAL), Event::Tick)), 1);
+    }
+    let mut placed = engine.clone();
+    engine.drive(at(99.0), saved_by(1, 99, last, true));
+    assert_eq!(engine.outcome(), Some(&Outcome::Completed));
 
     for number in 0..2 {
-        attach(&mut engine, at(60.0), number, 1, None);
+        attach(&mut placed, at(99.0), number, 1, None);
     }
-    engine.drive(at(60.0), found(99, true));
-    assert_eq!((engine.outcome(), engine.status().phase), (None, PhaseName::Forming));
+    placed.drive(at(99.0), saved_by(1, 99, last, true));
+    assert_eq!((placed.outcome(), placed.status().phase), (None, PhaseName::Forming));
+}
+
+#[test]
+fn before_the_first_generation_no_end_of_training_is_looked_for() {
+    let mut engine = gathering(1);
+    assert_eq!((looks(&engine.drive(at(60.0), Event::Tick)), engine.deadline()), (0, None));
 }
