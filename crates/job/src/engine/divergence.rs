@@ -30,16 +30,16 @@ pub struct Incident {
 }
 
 impl Incident {
-    /// What the next start makes of the checkpoints if this ended the job.
+    /// What the next start makes of the checkpoints if this ended the job; `last` is the rollback before it.
     #[must_use]
-    pub fn end(&self, spec: &JobSpec) -> Option<Rollback> {
+    pub fn end(&self, spec: &JobSpec, last: Option<&Rollback>) -> Option<Rollback> {
         let (diagnosis, next) = (&self.diagnosis, self.generation.next());
         // If a batch is to blame, the state before it may be good.
         let before = match has_collapsed(diagnosis) {
             true => diagnosis.step,
             false => diagnosis.step.next(),
         };
-        self.rollback.is_none().then(|| rollback(diagnosis, spec, before, (next, None)))
+        self.rollback.is_none().then(|| rollback(diagnosis, spec, before, (next, None), last))
     }
 
     /// What was done, as text.
@@ -59,15 +59,28 @@ impl Incident {
     }
 }
 
-/// Back to before this step, at which training diverged, in generation `next`.
+/// Back to before this step, at which training diverged, in generation `next`; `last` is the rollback before this one.
 fn rollback(
     diagnosis: &Diagnosis,
     spec: &JobSpec,
     before: Step,
     (next, skip): (Generation, Option<BatchMark>),
+    last: Option<&Rollback>,
 ) -> Rollback {
-    let suspect_from = Some(diagnosis.suspect_from(spec)).filter(|from| *from < before);
+    let from = diagnosis.suspect_from(spec);
+    let again = last.and_then(|last| suspect_from_again(diagnosis, from, last));
+    let suspect_from = Some(again.unwrap_or(from).min(from)).filter(|from| *from < before);
     Rollback { generation: next, before, suspect_from, skip }
+}
+
+/// Where training diverges again and has not come much further than before the last rollback, the state that this used may
+/// be damaged too: all states of the same time before those that it suspected are suspect.
+fn suspect_from_again(diagnosis: &Diagnosis, from: Step, last: &Rollback) -> Option<Step> {
+    let span = diagnosis.step.0.saturating_sub(from.0) + 1;
+    let is_sudden = from == diagnosis.step || has_collapsed(diagnosis);
+    let is_again = !is_sudden && diagnosis.step.0 <= last.before.0 + span;
+    let before = last.suspect_from.filter(|_| is_again)?;
+    Some(Step(before.0.saturating_sub(span)))
 }
 
 /// Whether it is an evaluation that shows the divergence: no batch is to blame.
@@ -88,7 +101,12 @@ impl Divergences {
 
     /// What the next start makes of the checkpoints after a divergence that ended the job.
     pub(super) fn ends(&self, spec: &JobSpec) -> impl Iterator<Item = Rollback> {
-        self.incidents.iter().filter_map(|incident| incident.end(spec))
+        let mut last = None;
+        self.incidents.iter().filter_map(move |incident| {
+            let end = incident.end(spec, last);
+            last = incident.rollback.as_ref().or(last);
+            end
+        })
     }
 
     /// Whether a rollback is pending, to be carried out by the generation after `generation`.
@@ -110,7 +128,7 @@ impl Divergences {
         }
         let skips = guard.remedy == GuardRemedy::SkipBatch && !has_collapsed(diagnosis);
         let skip = skips.then_some(diagnosis.batch);
-        Some(rollback(diagnosis, spec, diagnosis.step, (next, skip)))
+        Some(rollback(diagnosis, spec, diagnosis.step, (next, skip), self.rollbacks().last()))
     }
 
     /// The outcome of a job for which no remedy is left.

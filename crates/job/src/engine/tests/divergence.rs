@@ -220,6 +220,32 @@ fn a_collapse_makes_all_states_since_the_evaluation_before_it_a_last_resort() {
 }
 
 #[test]
+fn if_training_diverges_again_soon_the_state_that_the_last_rollback_used_is_a_last_resort_too() {
+    let rose = Divergence::LossRose { mean: 4.0, bound: 3.0 };
+    let nan = Divergence::LossNotFinite;
+    // Training went back to step 30, because all from 33 on was suspect.
+    for (again, step, suspect) in
+        [(rose, 38, Some(25)), (rose, 48, Some(25)), (rose, 49, Some(42)), (nan, 38, None)]
+    {
+        let mut engine = training_since(20, &["guard.window=8", "guard.max_rollbacks=2"]);
+        let found =
+            |divergence, step| RankReport::Diverged(Diagnosis { divergence, ..diagnosis(step) });
+        report(&mut engine, at(10.0), 0, found(rose, 40));
+        train(&mut engine, at(11.0), 30);
+        report(&mut engine, at(12.0), 0, found(again, step));
+        let last = &rollbacks(&engine)[1];
+        assert_eq!((last.before, last.suspect_from), (Step(step), suspect.map(Step)));
+
+        // The next one ends the job, and the next start goes back one window further.
+        train(&mut engine, at(13.0), 24);
+        report(&mut engine, at(14.0), 0, found(rose, 38));
+        let expected = if again == rose && step < 49 { 17 } else { 31 };
+        let ended = engine.restore().invalidated[0].suspect_from;
+        assert_eq!(ended, Some(Step(expected)), "{again:?} {step}");
+    }
+}
+
+#[test]
 fn the_batch_is_skipped_if_the_recipe_sets_that_remedy() {
     let mut engine = training_since(30, &["guard.remedy=skip_batch"]);
     report(&mut engine, at(10.0), 0, diverged(40));
