@@ -61,15 +61,17 @@ pub fn prune_decisions(entries: &[Entry], retention: &Retention) -> Vec<PruneDec
     let restore = &retention.restore;
     let is_suspect =
         |manifest: &&Manifest| restore.suspected_by(manifest.generation, manifest.step).is_some();
-    // What a rollback suspects is the last that a run resumes from, but newer states are not proven to be better.
-    let (suspects, good): (Vec<_>, Vec<_>) = ours.into_iter().partition(is_suspect);
-    let guarded = match good.is_empty() {
-        true => guarded(&suspects, &[], retention),
-        false => guarded(&good, &suspects, retention),
-    };
-    let ours = [good, suspects].concat();
+    let (mut suspects, mut ours): (Vec<_>, Vec<_>) = ours.into_iter().partition(is_suspect);
+    if ours.is_empty() {
+        // What a rollback suspects is the last that a run resumes from.
+        std::mem::swap(&mut suspects, &mut ours);
+    }
+    let guarded = guarded(&ours, &suspects, retention);
     let newest = ours.first().map(|manifest| manifest.id());
-    let best = if retention.keep_best { best_of_each_series(&ours) } else { Vec::new() };
+    // The run may have gone on from its best state as a last resort.
+    let best_suspect = suspects.iter().find(|suspect| is_best_of(&ours, suspect)).copied();
+    let graded: Vec<&Manifest> = ours.iter().copied().chain(best_suspect).collect();
+    let best = if retention.keep_best { best_of_each_series(&graded) } else { Vec::new() };
 
     let decision = |entry: &Entry| match &entry.state {
         EntryState::Damaged(_) => PruneDecision::Kept(vec![KeepReason::Damaged]),
@@ -90,16 +92,27 @@ pub fn prune_decisions(entries: &[Entry], retention: &Retention) -> Vec<PruneDec
         }
         EntryState::Complete(manifest) => {
             let age_rank = ours.iter().position(|ours| ours.id() == entry.id);
+            let [is_best, is_guarded] = [&best, &guarded].map(|kept| kept.contains(&entry.id));
             match age_rank {
+                None if is_best => PruneDecision::Kept(vec![KeepReason::Best]),
+                // It was rolled back: no part of the run, and only a last resort.
+                None if is_guarded => PruneDecision::Kept(vec![KeepReason::Guard]),
                 None => PruneDecision::Removed(RemovalReason::Invalidated),
-                Some(age_rank) => {
-                    let is_kept = [&best, &guarded].map(|kept| kept.contains(&entry.id));
-                    reasons(manifest, age_rank, is_kept, retention)
-                }
+                Some(age_rank) => reasons(manifest, age_rank, [is_best, is_guarded], retention),
             }
         }
     };
     entries.iter().map(decision).collect()
+}
+
+/// Whether this checkpoint has the evaluation that the newest one of `ours` knows as the best, and none of `ours` has.
+fn is_best_of(ours: &[&Manifest], other: &Manifest) -> bool {
+    let best = ours.first().and_then(|newest| newest.progress.best.as_ref());
+    best.is_some_and(|(step, best)| {
+        *step == other.step
+            && other.best_accuracy() == Some(best)
+            && ours.iter().all(|manifest| manifest.step != *step)
+    })
 }
 
 /// The best of these checkpoints, newest first; and, where a change of the recipe or the data has begun evaluations anew, the
@@ -141,7 +154,7 @@ fn guarded(good: &[&Manifest], suspects: &[&Manifest], retention: &Retention) ->
     kept.into_iter().flatten().map(|manifest| manifest.id()).collect()
 }
 
-/// The decision for a good checkpoint of the run; `age_rank` is the number of newer good checkpoints.
+/// The decision for a checkpoint of the run; `age_rank` is the number of newer ones.
 fn reasons(
     manifest: &Manifest,
     age_rank: usize,

@@ -445,7 +445,7 @@ fn a_suspected_checkpoint_is_used_only_if_there_is_no_other_and_kept_after_the_o
         kept.collect::<Vec<_>>()
     };
     assert_eq!(kept(&first, 2), [id(2, 25), id(1, 20)]);
-    assert_eq!(kept(&first, 3), [id(2, 25), id(1, 30), id(1, 20)]);
+    assert_eq!(kept(&first, 3), [id(2, 25), id(1, 20)], "30 was rolled back");
     assert_eq!(kept(&second, 1), [id(2, 25)]);
 }
 
@@ -466,6 +466,35 @@ fn the_checkpoint_that_a_run_went_back_to_as_a_last_resort_outlives_the_next_sav
     let restore = Restore { rollbacks: vec![first, suspecting(3, 44, 23)], ..Restore::default() };
     let found = f.store.find(&restore, &mut |_, _| Ok(())).unwrap().unwrap();
     assert_eq!(found.manifest.id(), id(1, 22));
+}
+
+#[test]
+fn a_better_score_that_was_rolled_back_does_not_take_the_place_of_the_best() {
+    let f = fixture();
+    for (generation, step, top1) in [(1, 20, 0.8), (1, 30, 0.95), (2, 25, 0.9), (2, 35, 0.7)] {
+        graded(&f.store, id(generation, step), top1);
+    }
+    let restore = Restore { rollbacks: vec![suspecting(2, 32, 28)], ..Restore::default() };
+    for guard in [None, Some(GuardedSteps { window: 4, evaluations: true })] {
+        let retention = Retention { guard, restore: restore.clone(), ..keep(1, true, 1, 2) };
+        let decisions = prune_decisions(&f.store.list().unwrap(), &retention);
+        assert_eq!(decisions[2], PruneDecision::Removed(RemovalReason::Invalidated));
+        let PruneDecision::Kept(reasons) = &decisions[1] else { panic!("{decisions:?}") };
+        assert!(reasons.contains(&KeepReason::Best), "{decisions:?}");
+    }
+}
+
+#[test]
+fn the_best_state_that_a_run_went_on_from_as_a_last_resort_is_kept() {
+    let f = fixture();
+    graded(&f.store, id(1, 30), 0.95);
+    let mut manifest = written(&f.store, id(2, 45), 1);
+    manifest.progress.best = Some((Step(30), Accuracy::new(8, [("top1", 0.95)])));
+    f.store.commit(&manifest).unwrap();
+    let restore = Restore { rollbacks: vec![suspecting(2, 32, 28)], ..Restore::default() };
+    let retention = Retention { restore, ..keep(1, true, 0, 2) };
+    let decisions = prune_decisions(&f.store.list().unwrap(), &retention);
+    assert_eq!(decisions[1], PruneDecision::Kept(vec![KeepReason::Best]));
 }
 
 #[test]
