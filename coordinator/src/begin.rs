@@ -17,7 +17,7 @@ use baton_checkpoint::{
 };
 use baton_job::{
     Generation, JobId,
-    engine::{Engine, Event, JobOrigin, RanksOfLostJob, Record},
+    engine::{Engine, Event, JobEventKind, JobOrigin, RanksOfLostJob, Record},
     exit::{Failure, Outcome, bad_input, crash},
     message::Restore,
 };
@@ -191,6 +191,9 @@ fn prepare(
         (journal, records) = begin_anew(journal, &path)?;
     }
     let store = open_store(spec, &args.run_dir, !new_run && may_have_ranks(&records))?;
+    if !new_run && args.take_over.is_none() {
+        (journal, records) = without_refused_resume(journal, records, &path, &store)?;
+    }
     let (mut lease, mut first_event) = (LeaseAtStart::Unread, None);
     if args.take_over.is_some() {
         journal = without_other_job(journal, &records, &args.run_dir, &store)?;
@@ -620,14 +623,59 @@ fn without_other_job(
     }
 }
 
-/// Renames a file of the old run, if there is one, so that it is kept.
-fn set_aside(path: &Path) -> Result<(), Failure> {
+/// The run before one that `--resume` began and that ended before any rank trained, for example because the checkpoint is of
+/// another recipe: the run before goes on as if that had not been tried.
+fn without_refused_resume(
+    mut journal: Journal,
+    mut records: Vec<Record>,
+    path: &Path,
+    store: &Store,
+) -> Result<(Journal, Vec<Record>), Failure> {
+    while has_restored_nothing(&journal, &records)? {
+        let Some(before) = names_aside(path).take_while(|kept| kept.exists()).last() else { break };
+        let (mut previous, known) = open_journal(&before)?;
+        if !has_restored_nothing(&previous, &known)? {
+            // The next generation must be newer than those of the runs that are left out.
+            let fence = store.fence().map_err(|error| disk::store_failure(&error))?;
+            let added = Record::after_loss(&known, fence, RanksOfLostJob::Lost).unwrap_or_default();
+            let appended = added.iter().try_for_each(|record| previous.append(record));
+            let added = appended.and_then(|()| previous.commit());
+            added.map_err(|error| crash(format!("{error:#}")))?;
+        }
+        drop((journal, previous));
+        fs::rename(&before, path)
+            .map_err(|error| bad_input(format!("{}: {error}", before.display())))?;
+        tracing::info!("--resume restored nothing the last time: the run before it goes on");
+        (journal, records) = open_journal(path)?;
+    }
+    Ok((journal, records))
+}
+
+/// Whether the run began with `--resume` and failed before any rank trained.
+fn has_restored_nothing(journal: &Journal, records: &[Record]) -> Result<bool, Failure> {
+    let origin = records.iter().rev().find_map(|record| match record {
+        Record::Created(origin) => Some(origin),
+        _ => None,
+    });
+    let has_failed = matches!(Record::outcome(records), Some(Outcome::Failed { .. }));
+    if !has_failed || origin.is_none_or(|origin| origin.restore.path.is_none()) {
+        return Ok(false);
+    }
+    let events = journal.events_after(0).map_err(|error| crash(format!("{error:#}")))?;
+    Ok(events.iter().all(|logged| logged.event.kind != JobEventKind::TrainingStarted))
+}
+
+/// The names of a file of old runs, in the order in which they are used.
+fn names_aside(path: &Path) -> impl Iterator<Item = PathBuf> + use<'_> {
     let part = |part: Option<&OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
     let (stem, extension) = (part(path.file_stem()), part(path.extension()));
-    let kept = (1u32..)
-        .map(|n| path.with_file_name(format!("{stem}-{n}.{extension}")))
-        .find(|kept| !kept.exists())
-        .unwrap_or_else(|| path.with_extension("old"));
+    (1u32..).map(move |n| path.with_file_name(format!("{stem}-{n}.{extension}")))
+}
+
+/// Renames a file of the old run, if there is one, so that it is kept.
+fn set_aside(path: &Path) -> Result<(), Failure> {
+    let kept =
+        names_aside(path).find(|kept| !kept.exists()).unwrap_or_else(|| path.with_extension("old"));
     match fs::rename(path, &kept) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
             Err(bad_input(format!("{}: {error}", path.display())))

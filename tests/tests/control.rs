@@ -307,6 +307,40 @@ async fn a_coordinator_that_restarts_with_allow_recipe_change_keeps_its_ranks() 
 }
 
 #[tokio::test]
+async fn after_a_resume_that_was_refused_the_run_before_goes_on() {
+    let mut other = Cluster::of_epochs(2).set("seed=8");
+    other.run_to_the_end(1).await;
+    let name = other.checkpoint_names().into_iter().max().unwrap();
+    let foreign = other.run_dir().join("checkpoints").join(name).display().to_string();
+
+    let mut cluster = Cluster::endless().set("checkpoint.every_steps=50");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 1);
+    cluster.events().await.saved_at(50).await;
+    let before = cluster.status().await;
+    cluster.end().await;
+    // Twice, and each of them opens a generation.
+    for _ in 0..2 {
+        cluster.start_coordinator(&["--resume", &foreign]).await;
+        cluster.start_agent("node", 1);
+        let (ended, _) = cluster.finish().await;
+        assert_eq!(ended.code(), Some(i32::from(exit::BAD_INPUT)));
+        assert!(cluster.log("coordinator").contains("was written by another recipe (seed: 8"));
+    }
+
+    cluster.start_coordinator(&[]).await;
+    let mut events = cluster.new_events().await;
+    cluster.start_agent("node", 1);
+    let started = events.next_of(Kind::TrainingStarted).await;
+    assert!(started.message.contains("checkpoint step-"), "{}", started.message);
+    let status = cluster.status().await;
+    assert_eq!(status.job_id, before.job_id);
+    assert!(status.generation > before.generation + 1, "{status:?}");
+    cluster.end().await;
+    cluster.assert_undisturbed_bits().await;
+}
+
+#[tokio::test]
 async fn new_run_starts_from_the_given_checkpoint() {
     let mut cluster = Cluster::new().set("train.epochs=2");
     let first = cluster.run_to_the_end(2).await;

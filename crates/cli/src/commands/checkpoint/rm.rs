@@ -1,7 +1,7 @@
 //! `baton checkpoint rm`
 
 use baton_checkpoint::{Entry, KeepReason, Manifest, PruneDecision, Store, prune_decisions};
-use baton_job::{exit::Failure, message::Rollback};
+use baton_job::{Generation, exit::Failure, message::Rollback};
 
 use super::{
     folder::{FolderFlags, FoundFolder, named, store_failure, with_store},
@@ -64,6 +64,11 @@ fn choose(
     let (entries, mut retention) = listed(store, rollbacks)?;
     // The best checkpoint is protected even if the recipe does not keep it.
     retention.keep_best = true;
+    let is_of_run = |entry: &Entry| entry.id.generation >= retention.restore.not_before;
+    if !entries.iter().any(|entry| entry.state.manifest().is_some() && is_of_run(entry)) {
+        // The run before goes on if this one, begun with --resume, fails before it has saved anything.
+        retention.restore.not_before = Generation(0);
+    }
     let decisions = prune_decisions(&entries, &retention);
     for name in names {
         named(&entries, name, store.location())?;
@@ -132,6 +137,8 @@ fn text(result: &json::RemovedCheckpoints) -> String {
 
 #[cfg(test)]
 mod tests {
+    use baton_checkpoint::Claimant;
+    use baton_job::JobId;
     use insta::assert_snapshot;
 
     use super::*;
@@ -170,6 +177,24 @@ mod tests {
             .join("\n")
         );
         assert_eq!(sample.store.list().unwrap().len(), 9, "nothing is removed");
+    }
+
+    #[test]
+    fn the_newest_checkpoint_is_protected_while_a_later_run_has_saved_nothing() {
+        let sample = samples::run();
+        let claimant = Claimant {
+            owner: "later".to_owned(),
+            job: JobId::default(),
+            name: String::new(),
+            recipe: String::new(),
+            host: String::new(),
+            run_dir: String::new(),
+            not_before: Some(Generation(7)),
+        };
+        sample.store.claim(Generation(7), &claimant).unwrap();
+        let names = ["step-0000000110-gen-000002".to_owned()];
+        let failure = choose(&sample.store, &names, false, &[]).unwrap_err();
+        assert!(failure.message.contains("the newest complete checkpoint"), "{failure}");
     }
 
     #[test]
