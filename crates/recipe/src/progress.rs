@@ -471,6 +471,10 @@ impl TrainingPlan {
         let by_step = self.save_every_steps > 0
             && progress.step.0 > 0
             && progress.step.0.is_multiple_of(self.save_every_steps);
+        // A state is saved after the batches that are skipped: it has no other step until the next update.
+        if progress.cursor > 0 && progress.is_flagged() {
+            return Due::SkipBatch;
+        }
         if (by_epoch || by_step) && progress.saved != Some(progress.step) {
             return Due::Save;
         }
@@ -845,5 +849,10 @@ mod tests {
         let mut progress = Progress { skips, ..Progress::default() };
         assert_eq!(run_plan(&plan, &mut progress, |_| 0.5), "t-se-tse");
         assert_eq!(progress.step, Step(2));
+
+        // A save within an epoch comes after the skipped batches, which are the last ones here.
+        let plan = TrainingPlan { save_every_steps: 1, ..plan };
+        let mut progress = Progress { skips: vec![mark(0, 4)], ..Progress::default() };
+        assert_eq!(run_plan(&plan, &mut progress, |_| 0.5), "t-setstse");
     }
 }

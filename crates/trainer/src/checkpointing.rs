@@ -103,6 +103,17 @@ impl<L: Learner> Trainer<L> {
         self.saver.start(learner, progress, id, restore, &self.job, &*context.collective);
     }
 
+    /// Batches were skipped: a checkpoint of the same step that an earlier generation has saved is from before them, and does not
+    /// count. A generation saves a step only once.
+    pub(crate) fn position_has_moved(&mut self, context: &GenerationContext<'_>) {
+        let generation = self.saves_as.unwrap_or(context.generation);
+        let id = SaveId { generation, step: self.position.progress.step };
+        let is_being_written = self.saver.active_save().is_some_and(|(step, _)| step == id.step);
+        if !is_being_written && self.position.durable != Some(id) {
+            (self.position.progress.saved, self.position.durable) = (None, None);
+        }
+    }
+
     /// Waits for the checkpoint that is being written, if any. Does not start one that was requested meanwhile. The
     /// inner result is that of the checkpoint.
     pub(crate) fn finish_writing(

@@ -276,6 +276,7 @@ impl<L: Learner> Trainer<L> {
                 Due::SkipBatch => {
                     let plan = self.job.inputs.plan();
                     plan.skip_flagged_batches(&mut self.position.progress);
+                    self.position_has_moved(context);
                     None
                 }
                 Due::Evaluate(extent) => {

@@ -649,6 +649,32 @@ fn a_batch_named_by_a_rollback_and_the_one_before_are_skipped() {
 }
 
 #[test]
+fn an_end_that_only_skipped_batches_lead_to_is_saved_with_its_evaluation() {
+    let folder = tempfile::tempdir().unwrap();
+    let location = folder.path().to_str().unwrap();
+    let overrides = ["train.epochs=2", "checkpoint.every_steps=1", "checkpoint.keep_last=99"];
+    let mut trainer = trainer_with(location, &overrides);
+    run_alone(&mut trainer, Generation(1), &Restore::default()).0.unwrap();
+
+    // The last two batches of the job are skipped.
+    let batch = BatchMark { epoch: Epoch(1), cursor: 270 };
+    let rollback = Rollback {
+        generation: Generation(2),
+        before: Step(7),
+        suspect_from: None,
+        skip: Some(batch),
+    };
+    let restore = Restore { rollbacks: vec![rollback], ..Restore::default() };
+    let (ended, reports) = run_alone(&mut trainer, Generation(2), &restore);
+    assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+    assert_eq!(started(&reports).step, Step(6));
+    let newest = Store::open(location).unwrap().newest().unwrap().unwrap();
+    assert_eq!(newest.name(), "step-0000000006-gen-000002");
+    let progress = &newest.progress;
+    assert_eq!((progress.epoch, progress.evaluated_fully), (Epoch(2), Some(Epoch(2))));
+}
+
+#[test]
 fn rollbacks_apply_to_a_checkpoint_of_another_store_whose_generation_is_higher() {
     let [other, own] = [(), ()].map(|()| tempfile::tempdir().unwrap());
     let location = other.path().to_str().unwrap();
