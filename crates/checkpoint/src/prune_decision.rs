@@ -6,6 +6,7 @@
 
 use std::fmt;
 
+use baton_job::message::Restore;
 use baton_recipe::{Step, progress::Accuracy};
 
 use crate::{Entry, EntryState, Manifest, Retention, SaveId};
@@ -62,8 +63,9 @@ pub fn prune_decisions(entries: &[Entry], retention: &Retention) -> Vec<PruneDec
     let is_suspect =
         |manifest: &&Manifest| restore.suspected_by(manifest.generation, manifest.step).is_some();
     let (mut suspects, mut ours): (Vec<_>, Vec<_>) = ours.into_iter().partition(is_suspect);
+    suspects.sort_by_key(|manifest| Restore::last_resort_key(manifest.generation, manifest.step));
     if ours.is_empty() {
-        // What a rollback suspects is the last that a run resumes from.
+        // The run resumes from the first of them.
         std::mem::swap(&mut suspects, &mut ours);
     }
     let guarded = guarded(&ours, &suspects, retention);
@@ -132,8 +134,8 @@ fn best_of_each_series(manifests: &[&Manifest]) -> Vec<SaveId> {
     series.into_iter().map(|(_, (id, _))| id).collect()
 }
 
-/// The checkpoints that training goes back to if it has diverged and this was not noticed before the newest one. All are
-/// sorted newest first; `suspects` are a last resort.
+/// The checkpoints that training goes back to if it has diverged and this was not noticed before the newest one. Those that are
+/// good are sorted newest first; `suspects` are a last resort, the least suspect first.
 fn guarded(good: &[&Manifest], suspects: &[&Manifest], retention: &Retention) -> Vec<SaveId> {
     let (Some(guard), Some((newest, older))) = (retention.guard, good.split_first()) else {
         return Vec::new();
@@ -144,9 +146,8 @@ fn guarded(good: &[&Manifest], suspects: &[&Manifest], retention: &Retention) ->
     let before_window = older.iter().find(|manifest| manifest.step.0 + window <= newest.step.0);
     // It replaces the one before the window when it is old enough.
     let next = older.iter().rev().find(is_in_window);
-    // Where the newest one is all that is good, the run has gone back to a last resort.
-    let is_alone = before_window.is_none() && next.is_none();
-    let last_resort = suspects.first().filter(|_| is_alone);
+    // Until there is one that is good, training goes back to a last resort.
+    let last_resort = suspects.first().filter(|_| before_window.is_none());
     // The newest one is saved before its own evaluation.
     let evaluated = newest.progress.evaluated_at.filter(|_| guard.evaluations);
     let up_to = |step: Step| good.iter().chain(suspects).find(|manifest| manifest.step <= step);

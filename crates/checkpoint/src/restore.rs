@@ -43,7 +43,8 @@ impl Store {
         let mut any_damaged = false;
         let ids = self.ids()?.into_iter().filter(|id| id.generation >= restore.not_before);
         let is_suspect = |id: &SaveId| restore.suspected_by(id.generation, id.step).is_some();
-        let (last_resort, good): (Vec<_>, Vec<_>) = ids.partition(is_suspect);
+        let (mut last_resort, good): (Vec<_>, Vec<_>) = ids.partition(is_suspect);
+        last_resort.sort_by_key(|id| Restore::last_resort_key(id.generation, id.step));
         for id in good.into_iter().chain(last_resort.iter().copied()) {
             if let Some(rollback) = restore.invalidated_by(id.generation, id.step) {
                 if !matches!(self.inspect(id), Ok(None)) {

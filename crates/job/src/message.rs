@@ -9,6 +9,7 @@
 //! files: their fields are only added, each with `#[serde(default)]`.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::Duration,
@@ -69,6 +70,12 @@ impl Restore {
     #[must_use]
     pub fn suspected_by(&self, generation: Generation, step: Step) -> Option<&Rollback> {
         self.all_invalidated().find(|rollback| rollback.suspects(generation, step))
+    }
+
+    /// Sort key of checkpoints that are a last resort, by generation and step: the oldest state is the least suspect.
+    #[must_use]
+    pub fn last_resort_key(generation: Generation, step: Step) -> (Step, Reverse<Generation>) {
+        (step, Reverse(generation))
     }
 
     /// All rollbacks that invalidate states and checkpoints.

@@ -68,19 +68,18 @@ fn rollback(
     last: Option<&Rollback>,
 ) -> Rollback {
     let from = diagnosis.suspect_from(spec);
-    let again = last.and_then(|last| suspect_from_again(diagnosis, from, last));
+    let again = last.and_then(|last| suspect_from_again(diagnosis, spec, last));
     let suspect_from = Some(again.unwrap_or(from).min(from)).filter(|from| *from < before);
     Rollback { generation: next, before, suspect_from, skip }
 }
 
-/// Where training diverges again and has not come much further than before the last rollback, the state that this used may
-/// be damaged too: all states of the same time before those that it suspected are suspect.
-fn suspect_from_again(diagnosis: &Diagnosis, from: Step, last: &Rollback) -> Option<Step> {
-    let span = diagnosis.step.0.saturating_sub(from.0) + 1;
-    let is_sudden = from == diagnosis.step || has_collapsed(diagnosis);
-    let is_again = !is_sudden && diagnosis.step.0 <= last.before.0 + span;
-    let before = last.suspect_from.filter(|_| is_again)?;
-    Some(Step(before.0.saturating_sub(span)))
+/// Where training diverges again and has come at most `guard.window` steps further than the last time, the state that the last
+/// rollback used may be damaged too: all states of one more window are suspect. Batches that were skipped damaged none.
+fn suspect_from_again(diagnosis: &Diagnosis, spec: &JobSpec, last: &Rollback) -> Option<Step> {
+    let window = u64::from(spec.guard.window);
+    let is_again = last.skip.is_none() && diagnosis.step.0 <= last.before.0 + window;
+    let from = last.suspect_from.unwrap_or(last.before);
+    is_again.then(|| Step(from.0.saturating_sub(window)))
 }
 
 /// Whether it is an evaluation that shows the divergence: no batch is to blame.

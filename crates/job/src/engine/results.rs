@@ -145,7 +145,8 @@ impl Results {
         let is_good =
             |commit: &&Commit| restore.suspected_by(commit.generation, commit.step).is_none();
         let found = self.valid_commits(restore).find(is_good);
-        found.or_else(|| self.newest_valid_commit(restore))
+        let key = |commit: &&Commit| Restore::last_resort_key(commit.generation, commit.step);
+        found.or_else(|| self.valid_commits(restore).min_by_key(key))
     }
 
     /// The newest checkpoint that no rollback has invalidated.

@@ -61,6 +61,9 @@ impl Store {
             restore.suspected_by(commit.generation, commit.step).is_none()
         };
         let good = valid.iter().copied().find(is_good);
-        good.or_else(|| valid.first().copied())
+        let key = |(commit, _): &&(Commit, bool)| {
+            Restore::last_resort_key(commit.generation, commit.step)
+        };
+        good.or_else(|| valid.into_iter().min_by_key(key))
     }
 }

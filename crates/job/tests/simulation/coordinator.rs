@@ -72,9 +72,12 @@ impl Coordinator {
         let applies = |rollback: &Rollback| rollback.generation <= generation;
         let rollbacks = rollbacks.filter(applies).collect();
         // One that should have ended the job, before its coordinator crashed.
-        let ends = self.journal.iter().filter_map(|record| match record {
-            Record::Diverged(incident) => incident.end(&plan.spec, None),
-            _ => None,
+        let mut last = None;
+        let ends = self.journal.iter().filter_map(|record| {
+            let Record::Diverged(incident) = record else { return None };
+            let end = incident.end(&plan.spec, last);
+            last = incident.rollback.as_ref().or(last);
+            end
         });
         let invalidated = ends.filter(applies).collect();
         Restore { rollbacks, invalidated, ..plan.origin.restore.clone() }

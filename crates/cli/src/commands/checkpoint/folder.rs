@@ -10,7 +10,11 @@ use std::{
 use baton_checkpoint::{
     CheckpointReference, Claimant, Entry, EntryState, Error, Manifest, SaveId, Store,
 };
-use baton_job::{Generation, JobId, exit::Failure, message::Rollback};
+use baton_job::{
+    Generation, JobId,
+    exit::Failure,
+    message::{Restore, Rollback},
+};
 use baton_proto::v1::{GetStatusResponse, InvalidatedCheckpoints};
 use serde::Deserialize;
 
@@ -320,7 +324,9 @@ pub(super) fn pick_and_skip(
     };
     let mut damaged = Vec::new();
     let own = folder.user.own(store, entries)?;
-    let (last_resort, good): (Vec<_>, Vec<_>) = own.iter().filter(is_valid).partition(is_suspect);
+    let (mut last_resort, good): (Vec<_>, Vec<_>) =
+        own.iter().filter(is_valid).partition(is_suspect);
+    last_resort.sort_by_key(|entry| Restore::last_resort_key(entry.id.generation, entry.id.step));
     for entry in good.into_iter().chain(last_resort) {
         let problem = match &entry.state {
             EntryState::Unfinished => continue,

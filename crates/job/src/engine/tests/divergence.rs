@@ -144,7 +144,8 @@ fn every_later_launch_carries_all_rollbacks() {
     let mut engine = training_since(30, &[]);
     report(&mut engine, at(10.0), 0, diverged(40));
     train(&mut engine, at(11.0), 30);
-    let both = vec![rollback(2, 40), rollback(3, 35)];
+    let second = Rollback { suspect_from: Some(Step(20)), ..rollback(3, 35) };
+    let both = vec![rollback(2, 40), second];
 
     let actions = report(&mut engine, at(12.0), 0, diverged(35));
     assert_eq!(launched_rollbacks(&actions), [both.clone(), both.clone()]);
@@ -203,19 +204,24 @@ fn a_checkpoint_of_the_window_is_named_only_if_there_is_no_other() {
 #[test]
 fn a_collapse_makes_all_states_since_the_evaluation_before_it_a_last_resort() {
     let divergence = Divergence::AccuracyCollapsed { score: 0.1, best: 0.9 };
-    for (evaluated, suspect) in [(Some(20), Some(21)), (Some(40), None), (None, None)] {
-        let mut engine = training_since(30, &["guard.max_rollbacks=1"]);
+    // The second one makes one more window of eight steps a last resort.
+    for (evaluated, suspect, again) in
+        [(Some(20), Some(21), 13), (Some(40), None, 32), (None, None, 32)]
+    {
+        let mut engine = training_since(30, &["guard.max_rollbacks=1", "guard.window=8"]);
         let found = Diagnosis { divergence, evaluated: evaluated.map(Step), ..diagnosis(40) };
         report(&mut engine, at(10.0), 0, RankReport::Diverged(found.clone()));
-        let suspect_from = suspect.map(Step);
-        let expected = |generation| Rollback { suspect_from, ..rollback(generation, 40) };
-        assert_eq!(rollbacks(&engine), [expected(2)], "{evaluated:?}");
+        let expected = |generation, suspect: Option<u64>| Rollback {
+            suspect_from: suspect.map(Step),
+            ..rollback(generation, 40)
+        };
+        assert_eq!(rollbacks(&engine), [expected(2, suspect)], "{evaluated:?}");
 
         // The second one ends the job.
         train(&mut engine, at(11.0), 30);
         report(&mut engine, at(12.0), 0, RankReport::Diverged(found));
         assert_eq!(failure_of(&engine).class, Class::Diverged);
-        assert_eq!(engine.restore().invalidated, [expected(3)], "{evaluated:?}");
+        assert_eq!(engine.restore().invalidated, [expected(3, Some(again))], "{evaluated:?}");
     }
 }
 
@@ -223,26 +229,40 @@ fn a_collapse_makes_all_states_since_the_evaluation_before_it_a_last_resort() {
 fn if_training_diverges_again_soon_the_state_that_the_last_rollback_used_is_a_last_resort_too() {
     let rose = Divergence::LossRose { mean: 4.0, bound: 3.0 };
     let nan = Divergence::LossNotFinite;
-    // Training went back to step 30, because all from 33 on was suspect.
-    for (again, step, suspect) in
-        [(rose, 38, Some(25)), (rose, 48, Some(25)), (rose, 49, Some(42)), (nan, 38, None)]
-    {
+    // The first one makes all from 33 on suspect where the loss rose, and nothing where it is not finite.
+    for (first, again, step, suspect, next) in [
+        (rose, rose, 38, Some(25), Some(17)),
+        (rose, rose, 48, Some(25), Some(17)),
+        (rose, rose, 49, Some(42), Some(34)),
+        (rose, nan, 38, Some(25), Some(17)),
+        (nan, nan, 40, Some(32), Some(24)),
+        (nan, nan, 48, Some(32), Some(24)),
+        (nan, nan, 49, None, Some(41)),
+    ] {
         let mut engine = training_since(20, &["guard.window=8", "guard.max_rollbacks=2"]);
         let found =
             |divergence, step| RankReport::Diverged(Diagnosis { divergence, ..diagnosis(step) });
-        report(&mut engine, at(10.0), 0, found(rose, 40));
+        report(&mut engine, at(10.0), 0, found(first, 40));
         train(&mut engine, at(11.0), 30);
         report(&mut engine, at(12.0), 0, found(again, step));
         let last = &rollbacks(&engine)[1];
         assert_eq!((last.before, last.suspect_from), (Step(step), suspect.map(Step)));
 
         // The next one ends the job, and the next start goes back one window further.
-        train(&mut engine, at(13.0), 24);
-        report(&mut engine, at(14.0), 0, found(rose, 38));
-        let expected = if again == rose && step < 49 { 17 } else { 31 };
+        train(&mut engine, at(13.0), 16);
+        report(&mut engine, at(14.0), 0, found(again, step));
         let ended = engine.restore().invalidated[0].suspect_from;
-        assert_eq!(ended, Some(Step(expected)), "{again:?} {step}");
+        assert_eq!(ended, next.map(Step), "{first:?} {again:?} {step}");
     }
+}
+
+#[test]
+fn batches_that_are_skipped_do_not_make_older_states_suspect() {
+    let mut engine = training_since(30, &["guard.remedy=skip_batch", "guard.window=8"]);
+    report(&mut engine, at(10.0), 0, diverged(40));
+    train(&mut engine, at(11.0), 30);
+    report(&mut engine, at(12.0), 0, diverged(41));
+    assert!(rollbacks(&engine).iter().all(|rollback| rollback.suspect_from.is_none()));
 }
 
 #[test]
