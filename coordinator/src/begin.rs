@@ -17,7 +17,7 @@ use baton_checkpoint::{
 };
 use baton_job::{
     Generation, JobId,
-    engine::{Engine, Event, JobEventKind, JobOrigin, RanksOfLostJob, Record},
+    engine::{Engine, Event, JobOrigin, RanksOfLostJob, Record},
     exit::{Failure, Outcome, bad_input, crash},
     message::Restore,
 };
@@ -186,19 +186,25 @@ fn prepare(
         store.manifest(&id.name()).map_err(|error| bad_input(format!("--resume: {error}")))?;
     }
     let (mut journal, mut records) = open_journal(&path)?;
+    let mut known = None;
     if !new_run && args.take_over.is_none() && has_ended_elsewhere(args, spec, place, &records) {
         tracing::info!("the job went on and ended at another coordinator: it continues from there");
+        known = job_of(&records);
         (journal, records) = begin_anew(journal, &path)?;
     }
     let store = open_store(spec, &args.run_dir, !new_run && may_have_ranks(&records))?;
     if !new_run && args.take_over.is_none() {
         (journal, records) = without_refused_resume(journal, records, &path, &store)?;
+        if is_apart(spec, &args.run_dir) && has_restored_nothing(&journal, &records)? {
+            // The store may have the journal of the job before.
+            (journal, records) = begin_anew(journal, &path)?;
+        }
     }
     let (mut lease, mut first_event) = (LeaseAtStart::Unread, None);
     if args.take_over.is_some() {
         journal = without_other_job(journal, &records, &args.run_dir, &store)?;
         // First the journal: who cannot continue must not replace the one that may still serve.
-        (records, _) = continue_lost_job(&mut journal, spec, &store, RanksOfLostJob::MayRun)?;
+        (records, _) = continue_lost_job(&mut journal, spec, &store, RanksOfLostJob::MayRun, None)?;
         if records.is_empty() {
             return Err(bad_input(format!(
                 "--take-over: {} has no journal of a job that runs; start the job with `baton up`",
@@ -236,7 +242,8 @@ fn prepare(
                 Some(job) => refuse_older_folder(&journal, job, &store)?,
                 None => {
                     let ranks = RanksOfLostJob::Lost;
-                    (records, first_event) = continue_lost_job(&mut journal, spec, &store, ranks)?;
+                    (records, first_event) =
+                        continue_lost_job(&mut journal, spec, &store, ranks, known)?;
                 }
             }
         }
@@ -330,9 +337,10 @@ fn continue_lost_job(
     spec: &JobSpec,
     store: &Store,
     ranks: RanksOfLostJob,
+    known: Option<JobId>,
 ) -> Result<(Vec<Record>, Option<Event>), Failure> {
     let has_budget = spec.limits.max_hours.is_some() || spec.limits.max_dollars.is_some();
-    let taken = match journal_copy::of_last_job(store, ranks, has_budget) {
+    let taken = match journal_copy::of_last_job(store, ranks, has_budget, known) {
         Ok(taken) => taken,
         Err(error @ StoreError::DamagedJournal { .. }) if has_budget => {
             // It would be spent a second time without anybody's consent.
@@ -651,18 +659,10 @@ fn without_refused_resume(
     Ok((journal, records))
 }
 
-/// Whether the run began with `--resume` and failed before any rank trained.
+/// Whether the run of this journal began with `--resume` and failed before any rank trained.
 fn has_restored_nothing(journal: &Journal, records: &[Record]) -> Result<bool, Failure> {
-    let origin = records.iter().rev().find_map(|record| match record {
-        Record::Created(origin) => Some(origin),
-        _ => None,
-    });
-    let has_failed = matches!(Record::outcome(records), Some(Outcome::Failed { .. }));
-    if !has_failed || origin.is_none_or(|origin| origin.restore.path.is_none()) {
-        return Ok(false);
-    }
     let events = journal.events_after(0).map_err(|error| crash(format!("{error:#}")))?;
-    Ok(events.iter().all(|logged| logged.event.kind != JobEventKind::TrainingStarted))
+    Ok(journal_copy::has_restored_nothing(records, &events))
 }
 
 /// The names of a file of old runs, in the order in which they are used.
@@ -748,7 +748,7 @@ mod tests {
         let text = fs::read_to_string("../recipes/digits_cpu.toml").unwrap();
         let spec = JobSpec::from_toml(&text, &[]).unwrap();
         let (mut journal, _) = Journal::open(&folder.path().join("journal.redb")).unwrap();
-        let mut continued = |ranks| continue_lost_job(&mut journal, &spec, &store, ranks);
+        let mut continued = |ranks| continue_lost_job(&mut journal, &spec, &store, ranks, None);
 
         let refused = continued(RanksOfLostJob::MayRun).unwrap_err();
         assert!(refused.message.contains("part 000001-00000001-00000001"), "{refused}");

@@ -18,8 +18,9 @@ use std::{
 
 use baton_checkpoint::{EntryState, Error, JournalPart, Store};
 use baton_job::{
-    JobId,
-    engine::{RanksOfLostJob, Record},
+    Generation, JobId,
+    engine::{JobEventKind, RanksOfLostJob, Record},
+    exit::Outcome,
 };
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -140,7 +141,8 @@ pub(crate) fn has_ended(store: &Store, job: JobId) -> bool {
 }
 
 /// The journal of the job that used the store last: all its entries, with those added that continue it. Empty if there is no
-/// job that can continue.
+/// job that can continue, except that `known`, which a run folder has had before, is returned also if it is over. A job whose
+/// `--resume` was refused does not count.
 ///
 /// # Errors
 /// [`Error::DamagedJournal`], also if the job has saved checkpoints and there is no journal, and for a job with a budget if
@@ -149,19 +151,21 @@ pub(crate) fn of_last_job(
     store: &Store,
     ranks: RanksOfLostJob,
     has_budget: bool,
+    known: Option<JobId>,
 ) -> Result<Vec<JournalEntry>, Error> {
     let fence = store.fence()?;
-    let Some(job) = last_job(store)? else { return Ok(Vec::new()) };
-    let mut attempt = 1;
-    let mut all = loop {
-        match store.journal_parts(job).and_then(|parts| read(store, job, &parts)) {
-            // Another coordinator may just have joined the parts that are being read.
-            Err(Error::DamagedJournal { .. }) if attempt < READ_ATTEMPTS => attempt += 1,
-            found => break found?,
+    let Some(mut job) = last_job(store)? else { return Ok(Vec::new()) };
+    let (mut all, records) = loop {
+        let (all, records) = read_again(store, job)?;
+        if !has_restored_nothing(&records, &events(&all)) {
+            break (all, records);
+        }
+        match job_before(store, fence, job)? {
+            Some(before) => job = before,
+            None => break (all, records),
         }
     };
     let damaged = |error: serde_json::Error| store.damaged_journal(job, &error.to_string());
-    let records = records(&all).map_err(damaged)?;
     if records.is_empty() {
         // The journal is copied at the first generation, long before the first save.
         return match job_of_newest_checkpoint(store)? == Some(job) {
@@ -176,12 +180,57 @@ pub(crate) fn of_last_job(
     if has_budget && ranks == RanksOfLostJob::Lost {
         refuse_stale(store, job, &records, &all)?;
     }
-    let Some(added) = Record::after_loss(&records, fence, ranks) else { return Ok(Vec::new()) };
+    let Some(added) = Record::after_loss(&records, fence, ranks) else {
+        return Ok(if known == Some(job) { all } else { Vec::new() });
+    };
     for (key, record) in (records.len() as u64..).zip(added) {
         let json = serde_json::to_string(&record).map_err(damaged)?;
         all.push(JournalEntry { kind: EntryKind::Record, key, json });
     }
     Ok(all)
+}
+
+/// All entries of a job's journal, and its records.
+fn read_again(store: &Store, job: JobId) -> Result<(Vec<JournalEntry>, Vec<Record>), Error> {
+    let mut attempt = 1;
+    let all = loop {
+        match store.journal_parts(job).and_then(|parts| read(store, job, &parts)) {
+            // Another coordinator may just have joined the parts that are being read.
+            Err(Error::DamagedJournal { .. }) if attempt < READ_ATTEMPTS => attempt += 1,
+            found => break found?,
+        }
+    };
+    let records = records(&all).map_err(|error| store.damaged_journal(job, &error.to_string()))?;
+    Ok((all, records))
+}
+
+/// The job that used the store before this one.
+fn job_before(store: &Store, fence: Generation, job: JobId) -> Result<Option<JobId>, Error> {
+    for generation in (1..fence.0).rev() {
+        match store.claimant(Generation(generation))? {
+            Some(claimant) if claimant.job == job => {}
+            before => return Ok(before.map(|claimant| claimant.job)),
+        }
+    }
+    Ok(None)
+}
+
+/// The events among these entries.
+fn events(all: &[JournalEntry]) -> Vec<LoggedEvent> {
+    let events = all.iter().filter(|entry| entry.kind == EntryKind::Event);
+    events.filter_map(|entry| serde_json::from_str(&entry.json).ok()).collect()
+}
+
+/// Whether a run began with `--resume` and failed before any rank trained.
+pub(crate) fn has_restored_nothing(records: &[Record], events: &[LoggedEvent]) -> bool {
+    let origin = records.iter().rev().find_map(|record| match record {
+        Record::Created(origin) => Some(origin),
+        _ => None,
+    });
+    let chooses = origin.is_some_and(|origin| origin.restore.path.is_some());
+    let has_failed = matches!(Record::outcome(records), Some(Outcome::Failed { .. }));
+    let has_trained = |logged: &LoggedEvent| logged.event.kind == JobEventKind::TrainingStarted;
+    chooses && has_failed && !events.iter().any(has_trained)
 }
 
 /// The job that used the store last: by its newest fence, or, where that is damaged or gone, by the lease or a checkpoint.
@@ -627,8 +676,8 @@ pub(crate) mod kit {
 
 #[cfg(test)]
 mod tests {
-    use baton_checkpoint::CoordinatorLease;
-    use baton_job::{Generation, engine::JobOrigin, message::Restore};
+    use baton_checkpoint::{Claimant, CoordinatorLease};
+    use baton_job::{engine::JobOrigin, message::Restore};
 
     use super::{kit::*, *};
 
@@ -742,7 +791,7 @@ mod tests {
         let course = of_records(&[Record::Created(origin), opened.clone()]);
         let folder = tempfile::tempdir().unwrap();
         let store = folder_store(&folder);
-        let found = || of_last_job(&store, RanksOfLostJob::Lost, true).unwrap();
+        let found = || of_last_job(&store, RanksOfLostJob::Lost, true, None).unwrap();
         assert_eq!(found(), []);
         store.claim(Generation(1), &claimant()).unwrap();
         assert_eq!(found(), []);
@@ -764,6 +813,62 @@ mod tests {
         assert!(has_ended(&store, JOB));
         std::fs::remove_dir_all(folder.path().join("journal")).unwrap();
         assert!(!has_ended(&store, JOB));
+    }
+
+    #[test]
+    fn the_journal_of_a_job_that_is_over_is_read_only_for_a_folder_that_had_it() {
+        let origin = JobOrigin {
+            job: JOB,
+            recipe: None,
+            first_generation: Generation(1),
+            restore: Restore::default(),
+        };
+        let over = of_records(&[
+            Record::Created(origin),
+            Record::Opened { generation: Generation(1), placements: Vec::new() },
+            Record::Ended(Outcome::Completed),
+        ]);
+        let folder = tempfile::tempdir().unwrap();
+        let store = folder_store(&folder);
+        store.claim(Generation(1), &claimant()).unwrap();
+        assert!(start(&folder, over.clone()).flush(TIMEOUT));
+        let found = |known| of_last_job(&store, RanksOfLostJob::Lost, true, known).unwrap();
+        assert_eq!(found(None), []);
+        assert_eq!(found(Some(JOB)), over);
+    }
+
+    #[test]
+    fn a_job_whose_resume_was_refused_does_not_hide_the_one_before_it() {
+        let origin = |job, path| JobOrigin {
+            job,
+            recipe: None,
+            first_generation: Generation(1),
+            restore: Restore { path, ..Restore::default() },
+        };
+        let opened =
+            |generation| Record::Opened { generation: Generation(generation), placements: vec![] };
+        let course = of_records(&[Record::Created(origin(JOB, None)), opened(1)]);
+        let folder = tempfile::tempdir().unwrap();
+        let store = folder_store(&folder);
+        store.claim(Generation(1), &claimant()).unwrap();
+        assert!(start(&folder, course.clone()).flush(TIMEOUT));
+
+        let later = JobId(Uuid::from_u128(7));
+        store.claim(Generation(2), &Claimant { job: later, ..claimant() }).unwrap();
+        let failure = baton_job::exit::bad_input("damaged".to_owned());
+        for (path, is_last) in [(Some("step-1".to_owned()), false), (None, true)] {
+            let entries = of_records(&[
+                Record::Created(origin(later, path)),
+                opened(2),
+                Record::Ended(Outcome::Failed { failure: failure.clone() }),
+            ]);
+            let content = PartContent::new(JournalEnd::of(&entries), entries);
+            let part = JournalPart { lease: 1, first: 1, last: 1 };
+            let _ = std::fs::remove_dir_all(folder.path().join(format!("journal/{later}")));
+            store.add_to_journal(later, part, &encode(&content).unwrap()).unwrap();
+            let found = of_last_job(&store, RanksOfLostJob::Lost, false, None).unwrap();
+            assert_eq!(found.starts_with(&course), !is_last, "{found:?}");
+        }
     }
 
     #[test]
