@@ -186,10 +186,10 @@ fn prepare(
         store.manifest(&id.name()).map_err(|error| bad_input(format!("--resume: {error}")))?;
     }
     let (mut journal, mut records) = open_journal(&path)?;
-    let mut known = None;
+    let mut ended_elsewhere = None;
     if !new_run && args.take_over.is_none() && has_ended_elsewhere(args, spec, place, &records) {
         tracing::info!("the job went on and ended at another coordinator: it continues from there");
-        known = job_of(&records);
+        ended_elsewhere = job_of(&records);
         (journal, records) = begin_anew(journal, &path)?;
     }
     let store = open_store(spec, &args.run_dir, !new_run && may_have_ranks(&records))?;
@@ -243,7 +243,7 @@ fn prepare(
                 None => {
                     let ranks = RanksOfLostJob::Lost;
                     (records, first_event) =
-                        continue_lost_job(&mut journal, spec, &store, ranks, known)?;
+                        continue_lost_job(&mut journal, spec, &store, ranks, ended_elsewhere)?;
                 }
             }
         }
@@ -373,10 +373,12 @@ fn continue_lost_job(
         journal.fill(taken).map_err(unusable)?;
         tracing::info!("continues the job with the journal in {}", store.location());
     }
-    let moved = is_continued.then(|| Event::CoordinatorMoved {
+    let records = journal.records().map_err(unusable)?;
+    let goes_on = is_continued && Record::outcome(&records).is_none();
+    let moved = goes_on.then(|| Event::CoordinatorMoved {
         text: format!("continues the job with the copy of its journal in {}", store.location()),
     });
-    Ok((journal.records().map_err(unusable)?, moved))
+    Ok((records, moved))
 }
 
 /// The journal's copy and the coordinator's lease, in a store that is not lost together with the run folder.
@@ -500,10 +502,7 @@ fn may_have_ranks(records: &[Record]) -> bool {
 
 /// The job of a journal.
 pub(crate) fn job_of(records: &[Record]) -> Option<JobId> {
-    records.iter().rev().find_map(|record| match record {
-        Record::Created(origin) => Some(origin.job),
-        _ => None,
-    })
+    Record::origin(records).map(|origin| origin.job)
 }
 
 /// The checkpoint of `--resume`.
@@ -661,8 +660,11 @@ fn without_refused_resume(
 
 /// Whether the run of this journal began with `--resume` and failed before any rank trained.
 fn has_restored_nothing(journal: &Journal, records: &[Record]) -> Result<bool, Failure> {
+    if !Record::has_failed_from_checkpoint(records) {
+        return Ok(false);
+    }
     let events = journal.events_after(0).map_err(|error| crash(format!("{error:#}")))?;
-    Ok(journal_copy::has_restored_nothing(records, &events))
+    Ok(!journal_copy::has_trained(&events))
 }
 
 /// The names of a file of old runs, in the order in which they are used.

@@ -471,11 +471,7 @@ impl JobLoop {
             // The loop may have ended.
             let _ = inputs.send(answer);
         };
-        thread::Builder::new()
-            .name("fence".to_owned())
-            .spawn(claims)
-            .context("cannot start a thread")?;
-        Ok(())
+        in_background("fence", claims)
     }
 
     /// Looks for a checkpoint on a thread of its own; the answer becomes an input.
@@ -493,11 +489,7 @@ impl JobLoop {
             // The loop may have ended.
             let _ = inputs.send(Event::CheckpointFound(ours).into());
         };
-        thread::Builder::new()
-            .name("last-checkpoint".to_owned())
-            .spawn(finds)
-            .context("cannot start a thread")?;
-        Ok(())
+        in_background("last-checkpoint", finds)
     }
 
     /// Commits the journal, then sends the messages that depend on it.
@@ -586,6 +578,12 @@ impl JobLoop {
             let _ = self.events.send(event);
         }
     }
+}
+
+/// Does what waits for the store on a thread of its own.
+fn in_background(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
+    let thread = thread::Builder::new().name(name.to_owned()).spawn(work);
+    thread.map(drop).context("cannot start a thread")
 }
 
 #[cfg(test)]

@@ -20,7 +20,6 @@ use baton_checkpoint::{EntryState, Error, JournalPart, Store};
 use baton_job::{
     Generation, JobId,
     engine::{JobEventKind, RanksOfLostJob, Record},
-    exit::Outcome,
 };
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
@@ -157,7 +156,7 @@ pub(crate) fn of_last_job(
     let Some(mut job) = last_job(store)? else { return Ok(Vec::new()) };
     let (mut all, records) = loop {
         let (all, records) = read_again(store, job)?;
-        if !has_restored_nothing(&records, &events(&all)) {
+        if !Record::has_failed_from_checkpoint(&records) || has_trained(&events(&all)) {
             break (all, records);
         }
         match job_before(store, fence, job)? {
@@ -221,16 +220,9 @@ fn events(all: &[JournalEntry]) -> Vec<LoggedEvent> {
     events.filter_map(|entry| serde_json::from_str(&entry.json).ok()).collect()
 }
 
-/// Whether a run began with `--resume` and failed before any rank trained.
-pub(crate) fn has_restored_nothing(records: &[Record], events: &[LoggedEvent]) -> bool {
-    let origin = records.iter().rev().find_map(|record| match record {
-        Record::Created(origin) => Some(origin),
-        _ => None,
-    });
-    let chooses = origin.is_some_and(|origin| origin.restore.path.is_some());
-    let has_failed = matches!(Record::outcome(records), Some(Outcome::Failed { .. }));
-    let has_trained = |logged: &LoggedEvent| logged.event.kind == JobEventKind::TrainingStarted;
-    chooses && has_failed && !events.iter().any(has_trained)
+/// Whether any rank has trained, by these events of a journal.
+pub(crate) fn has_trained(events: &[LoggedEvent]) -> bool {
+    events.iter().any(|logged| logged.event.kind == JobEventKind::TrainingStarted)
 }
 
 /// The job that used the store last: by its newest fence, or, where that is damaged or gone, by the lease or a checkpoint.
@@ -677,7 +669,11 @@ pub(crate) mod kit {
 #[cfg(test)]
 mod tests {
     use baton_checkpoint::{Claimant, CoordinatorLease};
-    use baton_job::{engine::JobOrigin, message::Restore};
+    use baton_job::{
+        engine::JobOrigin,
+        exit::{Outcome, bad_input},
+        message::Restore,
+    };
 
     use super::{kit::*, *};
 
@@ -806,8 +802,7 @@ mod tests {
         // What was added ends the run of the lost coordinator, not the job.
         assert!(start(&folder, found.clone()).flush(TIMEOUT));
         assert!(!has_ended(&store, JOB));
-        let json =
-            serde_json::to_string(&Record::Ended(baton_job::exit::Outcome::Stopped)).unwrap();
+        let json = serde_json::to_string(&Record::Ended(Outcome::Stopped)).unwrap();
         let end = JournalEntry { kind: EntryKind::Record, key: 3, json };
         assert!(start(&folder, [found, vec![end]].concat()).flush(TIMEOUT));
         assert!(has_ended(&store, JOB));
@@ -855,7 +850,7 @@ mod tests {
 
         let later = JobId(Uuid::from_u128(7));
         store.claim(Generation(2), &Claimant { job: later, ..claimant() }).unwrap();
-        let failure = baton_job::exit::bad_input("damaged".to_owned());
+        let failure = bad_input("damaged".to_owned());
         for (path, is_last) in [(Some("step-1".to_owned()), false), (None, true)] {
             let entries = of_records(&[
                 Record::Created(origin(later, path)),

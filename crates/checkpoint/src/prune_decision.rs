@@ -62,14 +62,10 @@ pub fn prune_decisions(entries: &[Entry], retention: &Retention) -> Vec<PruneDec
     let restore = &retention.restore;
     let is_suspect =
         |manifest: &&Manifest| restore.suspected_by(manifest.generation, manifest.step).is_some();
-    let (mut suspects, mut ours): (Vec<_>, Vec<_>) = ours.into_iter().partition(is_suspect);
+    let (mut suspects, ours): (Vec<_>, Vec<_>) = ours.into_iter().partition(is_suspect);
     suspects.sort_by_key(|manifest| Restore::last_resort_key(manifest.generation, manifest.step));
-    if ours.is_empty() {
-        // The run resumes from the first of them.
-        std::mem::swap(&mut suspects, &mut ours);
-    }
     let guarded = guarded(&ours, &suspects, retention);
-    let newest = ours.first().map(|manifest| manifest.id());
+    let newest = ours.first().or(suspects.first()).map(|manifest| manifest.id());
     // The run may have gone on from its best state as a last resort.
     let best_suspect = suspects.iter().find(|suspect| is_best_of(&ours, suspect)).copied();
     let graded: Vec<&Manifest> = ours.iter().copied().chain(best_suspect).collect();
@@ -96,6 +92,7 @@ pub fn prune_decisions(entries: &[Entry], retention: &Retention) -> Vec<PruneDec
             let age_rank = ours.iter().position(|ours| ours.id() == entry.id);
             let [is_best, is_guarded] = [&best, &guarded].map(|kept| kept.contains(&entry.id));
             match age_rank {
+                None if newest == Some(entry.id) => PruneDecision::Kept(vec![KeepReason::Newest]),
                 None if is_best => PruneDecision::Kept(vec![KeepReason::Best]),
                 // It was rolled back: no part of the run, and only a last resort.
                 None if is_guarded => PruneDecision::Kept(vec![KeepReason::Guard]),

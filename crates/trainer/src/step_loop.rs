@@ -275,7 +275,8 @@ impl<L: Learner> Trainer<L> {
                 }
                 Due::SkipBatch => {
                     let plan = self.job.inputs.plan();
-                    plan.skip_flagged_batches(&mut self.position.progress);
+                    // One at a time: an epoch may end between two of them.
+                    plan.skip_batch(&mut self.position.progress);
                     self.position_has_moved(context);
                     None
                 }

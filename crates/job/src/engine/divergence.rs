@@ -30,9 +30,22 @@ pub struct Incident {
 }
 
 impl Incident {
-    /// What the next start makes of the checkpoints if this ended the job; `last` is the rollback before it.
-    #[must_use]
-    pub fn end(&self, spec: &JobSpec, last: Option<&Rollback>) -> Option<Rollback> {
+    /// What the next start makes of the checkpoints after a divergence that ended the job; `incidents` are all of the job, in
+    /// order.
+    pub fn ends<'a>(
+        incidents: impl Iterator<Item = &'a Self>,
+        spec: &JobSpec,
+    ) -> impl Iterator<Item = Rollback> {
+        let mut last = None;
+        incidents.filter_map(move |incident| {
+            let end = incident.end(spec, last);
+            last = incident.rollback.as_ref().or(last);
+            end
+        })
+    }
+
+    /// The same, if this one has ended the job; `last` is the rollback before it.
+    fn end(&self, spec: &JobSpec, last: Option<&Rollback>) -> Option<Rollback> {
         let (diagnosis, next) = (&self.diagnosis, self.generation.next());
         // If a batch is to blame, the state before it may be good.
         let before = match has_collapsed(diagnosis) {
@@ -69,7 +82,8 @@ fn rollback(
 ) -> Rollback {
     let from = diagnosis.suspect_from(spec);
     let again = last.and_then(|last| suspect_from_again(diagnosis, spec, last));
-    let suspect_from = Some(again.unwrap_or(from).min(from)).filter(|from| *from < before);
+    let suspect_from =
+        Some(again.map_or(from, |again| from.min(again))).filter(|from| *from < before);
     Rollback { generation: next, before, suspect_from, skip }
 }
 
@@ -100,12 +114,7 @@ impl Divergences {
 
     /// What the next start makes of the checkpoints after a divergence that ended the job.
     pub(super) fn ends(&self, spec: &JobSpec) -> impl Iterator<Item = Rollback> {
-        let mut last = None;
-        self.incidents.iter().filter_map(move |incident| {
-            let end = incident.end(spec, last);
-            last = incident.rollback.as_ref().or(last);
-            end
-        })
+        Incident::ends(self.incidents.iter(), spec)
     }
 
     /// Whether a rollback is pending, to be carried out by the generation after `generation`.

@@ -90,10 +90,9 @@ impl Engine {
     /// When the last checkpoint of the job is looked for, if no rank is known that may run: ranks may complete the job while
     /// no agent can report it, and then their agents leave.
     pub(super) fn looks_at(&self) -> Option<Time> {
+        let at = self.lifecycle.looks_at.filter(|_| self.lifecycle.may_have_ranks)?;
         let is_rollback_due = self.divergences.is_rollback_due(self.lifecycle.generation);
-        let may_be_complete = self.lifecycle.may_have_ranks && !is_rollback_due;
-        let looks = may_be_complete && self.nodes.holders(|_| true) == 0;
-        self.lifecycle.looks_at.filter(|_| looks)
+        (!is_rollback_due && self.nodes.holders(|_| true) == 0).then_some(at)
     }
 
     pub(super) fn look_for_the_last_checkpoint(&mut self, now: Time) {

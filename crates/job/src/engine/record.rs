@@ -128,6 +128,24 @@ impl Record {
         }
     }
 
+    /// The values with which the job began.
+    #[must_use]
+    pub fn origin(records: &[Self]) -> Option<&JobOrigin> {
+        records.iter().rev().find_map(|record| match record {
+            Self::Created(origin) => Some(origin),
+            _ => None,
+        })
+    }
+
+    /// Whether a job that should have begun with a certain checkpoint has failed. If no rank has trained, it has restored
+    /// nothing, and the job before it may go on.
+    #[must_use]
+    pub fn has_failed_from_checkpoint(records: &[Self]) -> bool {
+        let begins_with = Self::origin(records).and_then(|origin| origin.restore.path.as_ref());
+        let has_failed = matches!(Self::outcome(records), Some(Outcome::Failed { .. }));
+        begins_with.is_some() && has_failed
+    }
+
     /// Whether the job has saved a checkpoint.
     #[must_use]
     pub fn has_saved(records: &[Self]) -> bool {

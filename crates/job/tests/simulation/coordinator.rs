@@ -72,14 +72,11 @@ impl Coordinator {
         let applies = |rollback: &Rollback| rollback.generation <= generation;
         let rollbacks = rollbacks.filter(applies).collect();
         // One that should have ended the job, before its coordinator crashed.
-        let mut last = None;
-        let ends = self.journal.iter().filter_map(|record| {
-            let Record::Diverged(incident) = record else { return None };
-            let end = incident.end(&plan.spec, last);
-            last = incident.rollback.as_ref().or(last);
-            end
+        let incidents = self.journal.iter().filter_map(|record| match record {
+            Record::Diverged(incident) => Some(incident),
+            _ => None,
         });
-        let invalidated = ends.filter(applies).collect();
+        let invalidated = Incident::ends(incidents, &plan.spec).filter(applies).collect();
         Restore { rollbacks, invalidated, ..plan.origin.restore.clone() }
     }
 

@@ -650,28 +650,27 @@ fn a_batch_named_by_a_rollback_and_the_one_before_are_skipped() {
 
 #[test]
 fn an_end_that_only_skipped_batches_lead_to_is_saved_with_its_evaluation() {
-    let folder = tempfile::tempdir().unwrap();
-    let location = folder.path().to_str().unwrap();
-    let overrides = ["train.epochs=2", "checkpoint.every_steps=1", "checkpoint.keep_last=99"];
-    let mut trainer = trainer_with(location, &overrides);
-    run_alone(&mut trainer, Generation(1), &Restore::default()).0.unwrap();
+    // The last two batches of the job are skipped; and the last of an epoch with the first of the next.
+    for (before, batch, (step, epoch)) in [
+        (7, BatchMark { epoch: Epoch(1), cursor: 270 }, (6, Epoch(2))),
+        (4, BatchMark { epoch: Epoch(1), cursor: 0 }, (3, Epoch(1))),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let location = folder.path().to_str().unwrap();
+        let overrides = ["train.epochs=2", "checkpoint.every_steps=1", "checkpoint.keep_last=99"];
+        let mut trainer = trainer_with(location, &overrides);
+        run_alone(&mut trainer, Generation(1), &Restore::default()).0.unwrap();
 
-    // The last two batches of the job are skipped.
-    let batch = BatchMark { epoch: Epoch(1), cursor: 270 };
-    let rollback = Rollback {
-        generation: Generation(2),
-        before: Step(7),
-        suspect_from: None,
-        skip: Some(batch),
-    };
-    let restore = Restore { rollbacks: vec![rollback], ..Restore::default() };
-    let (ended, reports) = run_alone(&mut trainer, Generation(2), &restore);
-    assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
-    assert_eq!(started(&reports).step, Step(6));
-    let newest = Store::open(location).unwrap().newest().unwrap().unwrap();
-    assert_eq!(newest.name(), "step-0000000006-gen-000002");
-    let progress = &newest.progress;
-    assert_eq!((progress.epoch, progress.evaluated_fully), (Epoch(2), Some(Epoch(2))));
+        let (generation, before) = (Generation(2), Step(before));
+        let rollback = Rollback { generation, before, suspect_from: None, skip: Some(batch) };
+        let restore = Restore { rollbacks: vec![rollback], ..Restore::default() };
+        let (ended, reports) = run_alone(&mut trainer, generation, &restore);
+        assert!(matches!(ended, Ok(Outcome::Completed)), "{ended:?}");
+        assert_eq!(started(&reports).step, Step(step));
+        let name = SaveId { generation, step: Step(step) }.name();
+        let progress = Store::open(location).unwrap().manifest(&name).unwrap().progress;
+        assert_eq!((progress.epoch, progress.evaluated_fully), (epoch, Some(epoch)));
+    }
 }
 
 #[test]
