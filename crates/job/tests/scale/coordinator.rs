@@ -12,6 +12,7 @@ use baton_job::{
     message::{Directive, Restore},
     time::Time,
 };
+use baton_recipe::progress::Progress;
 
 use crate::{
     fleet::{Fleet, FleetEvent},
@@ -222,7 +223,14 @@ impl Fleet {
             Action::Publish(job_event) => self.coordinator.publish(&job_event),
             Action::AddPoint(_) => {}
             Action::ProfileEnded(result) => panic!("nobody asks for a profile: {result:?}"),
-            Action::FindCheckpoint(restore) => panic!("no generation is lost here: {restore:?}"),
+            Action::FindCheckpoint(restore) => {
+                let found = self.store.newest(&restore).map(|(commit, _)| {
+                    // No training is completed here.
+                    let progress = Progress { step: commit.step, ..Progress::default() };
+                    Box::new((commit.clone(), progress))
+                });
+                self.coordinate(EventKind::Control, Event::CheckpointFound(found));
+            }
             Action::WriteDiagnosis(written) => panic!("nothing diverges here: {written:?}"),
         }
     }
