@@ -94,6 +94,8 @@ def compare(
         raise ValueError(f"label_smoothing is {label_smoothing}: it must be in [0, 1)")
     if label_smoothing and task != "classification":
         raise ValueError("label_smoothing is for classification: leave it out")
+    if not atol >= 0:  # Also NaN, from which nothing is apart.
+        raise ValueError(f"atol is {atol}: it must be at least 0")
     if not isinstance(threads, int) or threads < 1:
         raise ValueError(f"threads is {threads!r}: it must be at least 1")
     program = _worker(worker)

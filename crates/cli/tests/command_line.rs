@@ -210,6 +210,24 @@ fn a_check_counts_the_samples_of_local_files_and_reports_missing_files() {
 }
 
 #[test]
+fn a_check_warns_of_pretrained_weights_that_are_missing() {
+    let folder = TestFolder::new();
+    let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/digits/digits-train.beton");
+    fs::write(folder.0.path().join("here.safetensors"), "").unwrap();
+    for (set, file, is_warned) in [
+        (digits, "here.safetensors", false),
+        (digits, "gone.safetensors", true),
+        ("elsewhere.beton", "gone.safetensors", true),
+    ] {
+        let sets = [format!("data.train={set}"), format!("model.pretrained={file}")];
+        let check = ["recipe", "check", "good.toml", "--set", &sets[0], "--set", &sets[1]];
+        let text = stdout(&folder.baton(&check));
+        let warning = "model.pretrained = gone.safetensors: does not exist on this machine";
+        assert_eq!(text.contains(&format!("warning: {warning}")), is_warned, "{text}");
+    }
+}
+
+#[test]
 fn a_check_refuses_data_that_can_never_be_read() {
     let folder = TestFolder::new();
     let digits = concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/digits/digits-train.beton");

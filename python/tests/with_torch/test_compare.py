@@ -229,6 +229,8 @@ def test_a_batch_that_a_loss_cannot_take_is_refused(inputs, target, message):
         ((images(), torch.zeros(4, 2)), {"task": "regression"}, "has 2 values per sample, but the model returns 5"),
         (batch(), {"task": "regression", "label_smoothing": 0.1}, "label_smoothing is for classification"),
         (batch(), {"threads": 0}, "threads is 0: it must be at least 1"),
+        (batch(), {"atol": float("nan")}, "atol is nan: it must be at least 0"),
+        (batch(), {"atol": -1}, "atol is -1: it must be at least 0"),
         (batch(1), {}, "batch has 1 sample"),
         (batch(), {"task": "loss"}, "batch does not fit Small.forward: got an unexpected keyword argument 'target'"),
         ((images(), [1, 2, 3, 4]), {"task": "loss"}, "batch contains a value of type list: all inputs must be tensors"),

@@ -34,7 +34,10 @@ impl Draft {
         loop {
             // Do not truncate yet: it may belong to another writer.
             let file = OpenOptions::new().create(true).truncate(false).write(true).open(&path);
-            let file = file.map_err(failed("create", &path))?;
+            let file = file.map_err(|error| match error.kind() {
+                io::ErrorKind::NotFound => Error::Folder { path: target.to_owned() },
+                _ => failed("create", &path)(error),
+            })?;
             if !try_lock(&file).map_err(failed("lock", &path))? {
                 return Err(Error::Busy { path: target.to_owned() });
             }
@@ -153,11 +156,8 @@ mod tests {
 
     #[test]
     fn a_missing_folder_and_a_target_without_a_name_are_reported() {
-        let refused = Draft::create(Path::new("/nowhere/set.beton")).unwrap_err().to_string();
-        assert!(
-            refused.starts_with("cannot create /nowhere/.set.beton.draft: No such"),
-            "{refused}"
-        );
+        let missing = Draft::create(Path::new("/nowhere/set.beton"));
+        assert!(matches!(missing, Err(Error::Folder { .. })), "{missing:?}");
         assert!(matches!(Draft::create(Path::new("/")), Err(Error::Target { .. })));
     }
 }

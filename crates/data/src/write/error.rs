@@ -30,6 +30,12 @@ pub enum Error {
         /// The path as given.
         path: PathBuf,
     },
+    /// The target would be in a folder that does not exist.
+    #[error("{} would be in a folder that does not exist: create it first, or give another path", path.display())]
+    Folder {
+        /// The path as given.
+        path: PathBuf,
+    },
     /// The target exists and is no regular file.
     #[error("{} exists and is not a regular file: give another path", path.display())]
     SpecialFile {

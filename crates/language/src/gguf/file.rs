@@ -162,7 +162,9 @@ impl<'a> GgufHeader<'a> {
 
     fn read(&mut self) -> Result<Contents, String> {
         if self.array::<4>().ok() != Some(*b"GGUF") {
-            return Err("is not a GGUF file: give a file with the end .gguf".to_owned());
+            return Err(
+                "is not a GGUF file: it does not begin with GGUF; download it again".to_owned()
+            );
         }
         match self.u32()? {
             2 | 3 => {}

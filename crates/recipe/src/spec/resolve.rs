@@ -213,7 +213,16 @@ fn apply<'i>(table: &mut DeTable<'i>, source: &RecipeSource, padded: &'i str) ->
     let (path, text) = change.split_once('=').ok_or_else(malformed)?;
     let span = source.start..source.start;
     // A bare word is read as a string, so that `--set cluster.device=cpu` needs no inner quotes.
-    let mut parsed = DeTable::parse(padded).map(Spanned::into_inner).unwrap_or_default();
+    let mut parsed = match DeTable::parse(padded) {
+        Ok(parsed) => parsed.into_inner(),
+        Err(error) if text.trim_start().starts_with(['[', '{', '"', '\'']) => {
+            return Err(Error::Text {
+                location: format!("override `{change}`: "),
+                problem: format!("the value is not valid TOML: {}", one_line(error.message())),
+            });
+        }
+        Err(_) => DeTable::new(),
+    };
     let value = parsed.remove("v").unwrap_or_else(|| {
         Spanned::new(span.clone(), DeValue::String(Cow::Owned(text.to_owned())))
     });

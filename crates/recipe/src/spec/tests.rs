@@ -303,6 +303,16 @@ fn override_without_value_is_refused_with_an_example() {
 }
 
 #[test]
+fn a_list_that_is_not_toml_is_no_string() {
+    for value in ["[[0, .05]]", "[0, 1", "{ epoch = 1", "\"open"] {
+        let change = format!("schedule.points={value}");
+        let error = refused(&[change.as_str()]);
+        let expected = format!("recipe: override `{change}`: the value is not valid TOML: ");
+        assert!(error.starts_with(&expected), "{error}");
+    }
+}
+
+#[test]
 fn recipe_hash_depends_only_on_what_affects_the_weights() {
     let hash =
         |entry: &str| JobSpec::from_toml(MINIMAL, &[entry.to_owned()]).unwrap().recipe_hash();

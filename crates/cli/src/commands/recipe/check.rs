@@ -11,7 +11,7 @@ use baton_program::Program;
 use baton_recipe::{
     JobSpec,
     dry_run::{DryRun, MAX_SAMPLES},
-    spec::{DeviceChoice, Error},
+    spec::{DeviceChoice, Error, Violation},
 };
 
 use super::{Samples, find, language_model, program, text};
@@ -110,6 +110,7 @@ fn check(path: &Path, args: &Args) -> CheckedRecipe {
             CheckedRecipe {
                 ok: true,
                 deprecated_keys,
+                warnings: missing_weights(&spec).into_iter().collect(),
                 not_walked_because,
                 program_not_read_because,
                 missed_deadlines,
@@ -119,7 +120,8 @@ fn check(path: &Path, args: &Args) -> CheckedRecipe {
         Ok(Samples::Known(samples)) => match DryRun::new(&spec, samples) {
             Err(faults) => CheckedRecipe { faults, ..found },
             Ok(run) => {
-                let warnings = run.warnings(&spec);
+                let mut warnings = run.warnings(&spec);
+                warnings.extend(missing_weights(&spec));
                 let times = evaluation_times(&spec, program.as_ref(), samples, &val_samples);
                 let missed_deadlines = deadlines(&times);
                 let run = Some(run);
@@ -142,6 +144,17 @@ fn missing_program(spec: &JobSpec) -> Option<String> {
     let file = spec.model.definition();
     let is_missing = !file.is_empty() && !Path::new(file).exists();
     is_missing.then(|| format!("{file} does not exist on this machine"))
+}
+
+/// A warning if the pretrained weights do not exist here. As programs, they may be on other machines.
+fn missing_weights(spec: &JobSpec) -> Option<Violation> {
+    let file = &spec.model.pretrained;
+    let is_missing = !file.is_empty() && !Path::new(file).exists();
+    is_missing.then(|| Violation {
+        field: "model.pretrained".into(),
+        value: file.clone(),
+        rule: "does not exist on this machine; the first start of the run reads it".to_owned(),
+    })
 }
 
 /// Estimated duration of an evaluation on every known machine. Empty if there is no estimate: on a CPU, for signals,
