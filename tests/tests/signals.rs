@@ -8,7 +8,7 @@ use baton_job::exit;
 use baton_proto::v1::{StopRequest, watch_events_response::Kind};
 use baton_tests::{
     Cluster, ProcessExit, announce_end, binary, children, descendants, hang_up, in_time, interrupt,
-    kill, stop, wake,
+    kill, stop, terminate, wake,
 };
 use tokio::process::Child;
 
@@ -227,6 +227,25 @@ async fn up_does_not_say_drained_if_nothing_is_saved() {
     let log = cluster.log("up");
     assert_eq!(failed.code(), Some(i32::from(exit::FAILED)), "{log}");
     assert!(log.contains("the state was not saved, and there is no checkpoint"), "{log}");
+}
+
+#[tokio::test]
+async fn a_signal_while_up_waits_for_an_earlier_run_ends_it_as_later_ones_do() {
+    let cluster = Cluster::new();
+    fs::create_dir_all(cluster.run_dir()).unwrap();
+    // What a process of an earlier run holds.
+    let lock = fs::File::create(cluster.run_dir().join("baton-up.lock")).unwrap();
+    lock.lock().unwrap();
+    let mut up = cluster.up(&[], &[]);
+    let waits = async || cluster.log("up").contains("waiting for processes").then_some(());
+    cluster.until("`baton up` waits", waits).await;
+
+    terminate(up.id().unwrap());
+
+    let ended = end_of(&mut up).await;
+    let log = cluster.log("up");
+    assert_eq!(ended.code(), Some(i32::from(exit::DRAINED)), "{log}");
+    assert!(log.contains("stopped before the job was started"), "{log}");
 }
 
 /// A killed `baton up` may have ended before its children have started.

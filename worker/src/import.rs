@@ -16,7 +16,7 @@ use baton_trainer::{
 };
 use serde::Serialize;
 
-use crate::{eval::recipe, parent::follow_parent};
+use crate::{eval::recipe, parent::Parent};
 
 /// Write weights as the first checkpoint of a job; same as `baton checkpoint import`.
 #[derive(Debug, clap::Args)]
@@ -52,7 +52,7 @@ struct Imported<'a> {
 /// Writes the checkpoint and prints its name.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     // `baton checkpoint import` may be terminated, and then nobody waits for the result.
-    follow_parent(rustix::process::Signal::TERM, None)?;
+    Parent::follow(rustix::process::Signal::TERM, None)?;
     let spec = recipe(&args.recipe, &args.overrides)?;
     check_weights_file(&args.weights).map_err(bad_input)?;
     let source = Source::of_recipe(&spec, &spec.data.train, Source::new("").cache_dir);

@@ -1,21 +1,32 @@
 //! The process that started this one.
 
 use baton_job::exit::{Failure, crash};
-use rustix::process::{Signal, getppid, set_parent_process_death_signal};
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
-/// Makes the kernel send this process a signal when its parent ends.
-///
-/// # Errors
-/// The kernel refuses, or the parent is not `parent`: it had ended before this call.
-pub(crate) fn follow_parent(signal: Signal, parent: Option<u32>) -> Result<(), Failure> {
-    set_parent_process_death_signal(Some(signal))
-        .map_err(|error| crash(format!("cannot follow the parent process: {error}")))?;
-    let now = getppid().map(|pid| pid.as_raw_nonzero().get());
-    let now = now.and_then(|pid| u32::try_from(pid).ok());
-    match parent {
-        Some(parent) if now != Some(parent) => {
-            Err(crash(format!("process {parent}, which started this one, has ended")))
+/// The process that started this one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Parent(Option<Pid>);
+
+impl Parent {
+    /// Makes the kernel send this process a signal when its parent ends.
+    ///
+    /// # Errors
+    /// The kernel refuses, or the parent is not `expected`: it had ended before this call.
+    pub(crate) fn follow(signal: Signal, expected: Option<u32>) -> Result<Self, Failure> {
+        set_parent_process_death_signal(Some(signal))
+            .map_err(|error| crash(format!("cannot follow the parent process: {error}")))?;
+        let parent = getppid();
+        let id = parent.and_then(|pid| u32::try_from(pid.as_raw_nonzero().get()).ok());
+        match expected {
+            Some(expected) if id != Some(expected) => {
+                Err(crash(format!("process {expected}, which started this one, has ended")))
+            }
+            _ => Ok(Self(parent)),
         }
-        _ => Ok(()),
+    }
+
+    /// Whether it has ended: this process has another parent then.
+    pub(crate) fn has_ended(self) -> bool {
+        getppid() != self.0
     }
 }

@@ -105,8 +105,17 @@ impl Store {
     /// Like [`Store::open`], with explicit settings for bucket access.
     ///
     /// # Errors
-    /// The folder cannot be created, or the store is not writable.
+    /// The folder cannot be created, or the store is not writable, or it is inside a checkpoint.
     pub fn open_with(location: &str, access: &BucketAccess) -> Result<Self, Error> {
+        if let Some(name) = location.split('/').find(|part| SaveId::parse(part).is_some()) {
+            // Retention removes whole checkpoints.
+            let problem = format!("it is inside checkpoint {name}, and would be removed with it");
+            return Err(Error::unusable(
+                location,
+                problem,
+                "choose a folder beside the checkpoints",
+            ));
+        }
         // Test a write now: otherwise the first save would fail, hours later.
         match parsed(location)? {
             Location::Bucket { name, prefix } => {

@@ -161,6 +161,10 @@ pub struct Restored {
     pub lr: f64,
     /// Seconds from the start of the search for it until every rank had its state.
     pub seconds: f64,
+    /// What this job reported when it wrote it, unless another job did or it is on a node's own disk: the coordinator may
+    /// not have received that, or may have lost it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub commit: Option<Commit>,
 }
 
 /// A complete and durable checkpoint.

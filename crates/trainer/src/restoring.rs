@@ -319,7 +319,7 @@ fn choose_in_store<L: Learner>(
         return Ok(RestorePlan { agreed, provider });
     };
     // The generations of another store are not those of this run: it has none of this run's rollbacks.
-    let written_by = other_store.map_or(manifest.generation, |_| Generation(0));
+    let written_by = other_store.as_ref().map_or(manifest.generation, |_| Generation(0));
     let provider = match alone {
         true => StateProvider::One(Rank(0)),
         false => StateProvider::Readers(Box::new(manifest.clone())),
@@ -327,6 +327,8 @@ fn choose_in_store<L: Learner>(
     let mut plan = plan(&manifest, written_by, (changes, outdated), provider, context);
     if let StateSource::Checkpoint(restored) = &mut plan.agreed.source {
         restored.skipped = skipped;
+        let is_own = other_store.is_none() && manifest.job == context.job.id;
+        restored.commit = is_own.then(|| manifest.to_commit());
     }
     Ok(plan)
 }
@@ -366,6 +368,7 @@ fn plan(
         lr: learning_rate(spec, inputs.plan(), &position.progress),
         // Set once every rank has the state.
         seconds: 0.0,
+        commit: None,
     };
     let agreed = AgreedState { source: StateSource::Checkpoint(restored), position };
     RestorePlan { agreed, provider }

@@ -42,7 +42,7 @@ use self::{
     standby::{StandbyFlags, StandbyNode, StandbySetup},
     uplink::Uplink,
 };
-use crate::{link::Setup, logging, parent::follow_parent};
+use crate::{link::Setup, logging, parent::Parent};
 
 /// Run this node's part of a job.
 #[derive(Debug, clap::Args)]
@@ -111,16 +111,15 @@ type InputQueue = mpsc::UnboundedSender<AgentInput>;
 pub(crate) fn run(args: Args) -> Result<Outcome, Failure> {
     let (own_log, own_lines) = OwnLog::channel();
     logging::start(own_log);
-    if let Some(parent) = args.exit_with_parent {
-        follow_parent(rustix::process::Signal::TERM, parent)?;
-    }
+    let follow = |parent| Parent::follow(rustix::process::Signal::TERM, parent);
+    let parent = args.exit_with_parent.map(follow).transpose()?;
     // The runtime uses only this thread: the kernel sends a rank its death signal when the *thread* that started it
     // ends.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .map_err(|error| crash(format!("cannot start the async runtime: {error}")))?;
-    runtime.block_on(async { Agent::new(args).await?.run(own_lines).await })
+    runtime.block_on(async { Agent::new(args).await?.run(own_lines, parent).await })
 }
 
 struct Agent {
@@ -193,13 +192,17 @@ impl Agent {
         })
     }
 
-    async fn run(mut self, own_lines: mpsc::Receiver<logs::LogLines>) -> Result<Outcome, Failure> {
+    async fn run(
+        mut self,
+        own_lines: mpsc::Receiver<logs::LogLines>,
+        parent: Option<Parent>,
+    ) -> Result<Outcome, Failure> {
         let (folder, node) = (self.args.run_dir.join("logs"), self.node.0.clone());
         let (ranks, caller) = (self.ranks.clone(), self.uplink.caller());
         logs::ship(folder, self.slots, node, ranks, caller, own_lines)?;
         stats::watch(&self.args.run_dir, self.gpus.clone(), self.queue.clone())?;
         gpus::watch_errors(self.gpus.clone(), self.queue.clone())?;
-        notices::forward_signals(self.queue.clone())?;
+        notices::forward_signals(self.queue.clone(), parent)?;
         notices::watch_file(self.args.drain_file.clone(), self.queue.clone());
         notices::watch_metadata(self.start, self.queue.clone())?;
         if let Some(location) = self.args.store.clone() {

@@ -16,13 +16,14 @@ use tokio::signal::unix::{self, SignalKind};
 use tracing::{info, warn};
 
 use super::{AgentInput, InputQueue};
-use crate::signals::SHUTDOWN_SIGNALS;
+use crate::{parent::Parent, signals::SHUTDOWN_SIGNALS};
 
 /// Time between two checks for the drain file.
 const DRAIN_FILE_POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Forwards each shutdown signal to the agent's loop: this node must leave. Ranks ignore these signals.
-pub(super) fn forward_signals(queue: InputQueue) -> Result<(), Failure> {
+/// Forwards each shutdown signal to the agent's loop: this node must leave. Ranks ignore these signals. The kernel sends one
+/// when `parent` has ended.
+pub(super) fn forward_signals(queue: InputQueue, parent: Option<Parent>) -> Result<(), Failure> {
     // `nohup baton-worker agent` outlives its terminal.
     for (signal, name) in SHUTDOWN_SIGNALS.into_iter().filter(|(signal, _)| !is_ignored(*signal)) {
         let mut signals = unix::signal(SignalKind::from_raw(signal))
@@ -30,8 +31,13 @@ pub(super) fn forward_signals(queue: InputQueue) -> Result<(), Failure> {
         let queue = queue.clone();
         tokio::spawn(async move {
             while signals.recv().await.is_some() {
-                let reason = format!("the agent received {name}");
-                if queue.send(AgentInput::Event(Event::ShutdownSignal { reason })).is_err() {
+                let is_orphan = parent.is_some_and(Parent::has_ended);
+                let reason = match is_orphan {
+                    true => "the process that started the agent has ended".to_owned(),
+                    false => format!("the agent received {name}"),
+                };
+                let event = Event::ShutdownSignal { reason, is_orphan };
+                if queue.send(AgentInput::Event(event)).is_err() {
                     return;
                 }
             }

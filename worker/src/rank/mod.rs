@@ -50,7 +50,7 @@ use self::inbox::{Begin, GenerationAssignment, Inbox, Meeting, Next};
 use crate::{
     link::{self, FromRank, Setup, SlotAssignment, ToRank},
     logging,
-    parent::follow_parent,
+    parent::Parent,
     signals::SHUTDOWN_SIGNALS,
 };
 
@@ -74,7 +74,7 @@ pub(crate) struct Args {
 /// Runs until the job is done or drained, or this rank fails.
 pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     logging::start(std::io::sink());
-    follow_parent(rustix::process::Signal::KILL, Some(args.parent))?;
+    Parent::follow(rustix::process::Signal::KILL, Some(args.parent))?;
     ignore_shutdown_signals()?;
     raise_open_files_limit();
     let link = socket().map_err(|error| {

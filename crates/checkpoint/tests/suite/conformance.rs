@@ -192,6 +192,20 @@ fn all_objects_are_below_the_prefix_and_no_uploads_are_left() {
 }
 
 #[test]
+fn a_store_inside_a_checkpoint_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let name = "step-0000000088-gen-000001";
+    let inside = folder.path().join(name).join("tuned");
+    for location in [inside.to_str().unwrap(), &format!("s3://bucket/runs/{name}")] {
+        let error = Store::open(location).unwrap_err();
+        let problem = format!("{location}: it is inside checkpoint {name}, and would be removed");
+        assert!(error.to_string().contains(&problem) && error.is_bad_input(), "{error}");
+    }
+    assert!(!inside.exists());
+    Store::open(folder.path().join("step-88-gen-1").to_str().unwrap()).unwrap();
+}
+
+#[test]
 fn an_unusable_bucket_is_reported_in_one_line_with_a_remedy() {
     let server = Server::start();
     let refused = |location: &str, name: &str, value: &str| {

@@ -136,7 +136,29 @@ const SILENCE_CHECK: Duration = Duration::from_secs(10);
 const DETACH_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Runs the job and returns the exit code of its outcome.
-pub(crate) async fn run(mut args: Args) -> Result<u8, Failure> {
+pub(crate) async fn run(args: Args) -> Result<u8, Failure> {
+    let (queue, mut inputs) = mpsc::unbounded_channel();
+    // From here on: it may have to wait for an earlier run, or for a store.
+    feed::signals(&queue)?;
+    let mut display = display::new(args.json);
+    let prepared = tokio::select! {
+        prepared = prepare(args, &mut *display) => prepared?,
+        _ = inputs.recv() => return Ok(end_before_the_start(&mut *display)),
+    };
+    let PreparedRun { args, spec, programs, run_dir, _lock } = prepared;
+    Up::new(args, spec, programs, run_dir, display, (queue, inputs)).run().await
+}
+
+/// A run that no other command can start at the same time.
+struct PreparedRun {
+    args: Args,
+    spec: JobSpec,
+    programs: Programs,
+    run_dir: PathBuf,
+    _lock: RunLock,
+}
+
+async fn prepare(mut args: Args, display: &mut dyn Display) -> Result<PreparedRun, Failure> {
     args.recipe = recipe::find(&args.recipe);
     let spec = recipe::read(&args.recipe, &args.overrides)?;
     if args.host.is_none() && args.listen.ip().is_unspecified() {
@@ -150,17 +172,26 @@ pub(crate) async fn run(mut args: Args) -> Result<u8, Failure> {
         checkpoints::check(checkpoint, &spec, &run_dir).await?;
     }
     let programs = Programs::find()?;
-    let mut display = display::new(args.json);
     for key in spec.deprecated_keys() {
         display.note(&key.to_string());
     }
     let drain = Duration::from_secs_f64(spec.cluster.drain_seconds);
-    let _lock = RunLock::take(&run_dir, drain + EXIT_TIMEOUT, || {
+    let lock = RunLock::take(&run_dir, drain + EXIT_TIMEOUT, || {
         display.note("waiting for processes of an earlier run to save and stop");
     })
     .await?;
     run_lock::check_not_served(&run_dir).await?;
-    Up::new(args, spec, programs, run_dir, display)?.run().await
+    Ok(PreparedRun { args, spec, programs, run_dir, _lock: lock })
+}
+
+/// A signal came before the coordinator served the job. Returns the exit code: supervisors start the command again.
+fn end_before_the_start(display: &mut dyn Display) -> u8 {
+    display.end(
+        exit::DRAINED,
+        None,
+        "stopped before the job was started; its checkpoints are as they were",
+    );
+    exit::DRAINED
 }
 
 /// The run in progress.
@@ -228,11 +259,10 @@ impl Up {
         programs: Programs,
         run_dir: PathBuf,
         display: Box<dyn Display>,
-    ) -> Result<Self, Failure> {
-        let (queue, inputs) = mpsc::unbounded_channel();
-        feed::signals(&queue)?;
+        (queue, inputs): (Queue, UnboundedReceiver<Input>),
+    ) -> Self {
         let logs = run_dir.join("logs");
-        Ok(Self {
+        Self {
             args,
             spec,
             programs,
@@ -253,11 +283,13 @@ impl Up {
             shows_events: false,
             events_since: unix_millis(),
             last_restart_note: String::new(),
-        })
+        }
     }
 
     async fn run(mut self) -> Result<u8, Failure> {
-        let Some(endpoint) = self.start_coordinator().await? else { return Ok(INTERRUPTED) };
+        let Some(endpoint) = self.start_coordinator().await? else {
+            return Ok(end_before_the_start(&mut *self.display));
+        };
         let address = Address::of_endpoint(&endpoint, &EndpointFile::path(&self.run_dir));
         let operator = self.args.token(AccessRole::Operator)?;
         let credentials = self.args.tls.credentials(operator.as_ref()).map_err(bad_input)?;

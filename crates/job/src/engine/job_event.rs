@@ -133,8 +133,17 @@ pub(super) fn describe_start(source: &StateSource, progress: &Progress) -> Strin
             format!("training continues at {position} with the state of rank {rank}")
         }
         StateSource::Checkpoint(restored) => {
-            let Restored { name, local_of, skipped, changes, world_size, age_seconds, lr, seconds } =
-                restored;
+            let Restored {
+                name,
+                local_of,
+                skipped,
+                changes,
+                world_size,
+                age_seconds,
+                lr,
+                seconds,
+                commit: _,
+            } = restored;
             let found = match local_of {
                 Some(node) => format!("local checkpoint {name} of node {node}"),
                 None => format!("checkpoint {name}"),

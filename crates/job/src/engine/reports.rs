@@ -15,7 +15,7 @@ use crate::{
     ids::{Attachment, Generation, NodeId, Rank},
     message::{
         AgentReport, Commit, LoaderReport, MAX_SHOWN_TEXTS, RankHeartbeat, RankReport, Restore,
-        Rollback, SaveProblem, StateSource, StepReport,
+        Restored, Rollback, SaveProblem, StateSource, StepReport,
     },
     time::Time,
 };
@@ -182,6 +182,13 @@ impl Engine {
             self.results.reached = progress.step;
             // It was not used: its machine is gone, or it is damaged.
             self.results.local.take_if(|local| local.step > progress.step);
+            if let StateSource::Checkpoint(Restored { commit: Some(commit), .. }) = source {
+                let text = format!(
+                    "checkpoint {} was saved before; the journal did not know it",
+                    commit.name
+                );
+                self.record_commit(now, commit.clone(), text);
+            }
             self.record_past_evaluations(progress);
             if let Some(recovery) = self.recoveries.in_progress(self.lifecycle.generation) {
                 recovery.lost_steps = recovery.step_before.0.saturating_sub(progress.step.0);

@@ -48,6 +48,8 @@ pub enum Event {
     ShutdownSignal {
         /// Reason, for people.
         reason: String,
+        /// Whether the process has ended that started this agent: the coordinator that it had started too comes back no more.
+        is_orphan: bool,
     },
     /// An interruption notice: the machine will be taken away.
     InterruptionNotice {

@@ -234,7 +234,12 @@ impl Session {
             Event::RankExited { local_rank, incarnation, failure } => {
                 self.rank_exited(now, local_rank, incarnation, failure);
             }
-            Event::ShutdownSignal { reason } => self.shutdown_signal(now, reason),
+            Event::ShutdownSignal { reason, is_orphan } => {
+                if is_orphan {
+                    self.policy.final_report_timeout = Duration::ZERO;
+                }
+                self.shutdown_signal(now, reason);
+            }
             Event::InterruptionNotice { reason, end } => self.depart(now, reason, end),
             Event::JobOver { reason } => self.job_over(now, reason),
             Event::CheckpointAdvised { reason } => self.checkpoint_advised(reason),

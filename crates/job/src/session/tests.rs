@@ -83,7 +83,7 @@ fn secret() -> MeshSecret {
 }
 
 fn shutdown_signal() -> Event {
-    Event::ShutdownSignal { reason: "spot notice".to_owned() }
+    Event::ShutdownSignal { reason: "spot notice".to_owned(), is_orphan: false }
 }
 
 fn dismissed() -> Event {
@@ -824,6 +824,19 @@ fn agent_exits_when_all_ranks_are_done_and_the_coordinator_stays_away() {
 }
 
 #[test]
+fn agent_whose_starter_has_ended_waits_for_no_coordinator_once_its_ranks_have_saved() {
+    let mut session = disconnected(1);
+    let (reason, is_orphan) = ("spot notice".to_owned(), true);
+    session.handle(at(10.1), Event::ShutdownSignal { reason, is_orphan });
+    let drained = Outcome::Drained { reason: "spot notice".to_owned() };
+    reports(&mut session, at(11.0), 0, done(drained.clone()));
+    exit(&mut session, at(11.1), 0);
+    assert_eq!(session.deadline(), Some(at(11.0)));
+
+    assert_eq!(session.handle(at(11.1), Event::Tick), [Action::Exit(drained)]);
+}
+
+#[test]
 fn agent_stays_when_all_ranks_are_done_and_the_coordinator_comes_back() {
     let mut session = disconnected(1);
     session.handle(at(10.1), Event::Tick);
@@ -1121,7 +1134,8 @@ fn second_signal_kills_all_ranks() {
 fn sigterm_and_sighup_at_the_end_of_a_login_session_are_one_signal() {
     let mut session = training(1);
     assert_eq!(session.handle(at(10.0), shutdown_signal()), [departure_report()]);
-    let hangup = Event::ShutdownSignal { reason: "the agent received SIGHUP".to_owned() };
+    let hangup =
+        Event::ShutdownSignal { reason: "the agent received SIGHUP".to_owned(), is_orphan: false };
 
     assert_eq!(session.handle(at(10.0), hangup.clone()), []);
     assert_eq!(session.handle(at(10.49), hangup.clone()), []);

@@ -236,7 +236,10 @@ impl Cluster {
 
     pub(crate) fn shutdown_signal(&mut self, id: AgentId) {
         self.agents[id].is_leaving = true;
-        self.drive(id, Event::ShutdownSignal { reason: "spot notice".to_owned() });
+        self.drive(
+            id,
+            Event::ShutdownSignal { reason: "spot notice".to_owned(), is_orphan: false },
+        );
     }
 
     /// A process that was asked to exit does so.

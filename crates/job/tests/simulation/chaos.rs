@@ -70,7 +70,10 @@ const FAULTS: &[(u32, &str, Fault)] = &[
     (1, "a node receives two shutdown signals", |cluster| {
         cluster.with_agent(|cluster, id| {
             cluster.shutdown_signal(id);
-            cluster.drive(id, session::Event::ShutdownSignal { reason: "now".to_owned() });
+            cluster.drive(
+                id,
+                session::Event::ShutdownSignal { reason: "now".to_owned(), is_orphan: false },
+            );
         });
     }),
     (20, "a checkpoint is requested", |cluster| cluster.coordinate(engine::Event::Checkpoint)),

@@ -40,6 +40,27 @@ fn a_checkpoint_is_published_once_with_the_time_it_took() {
 }
 
 #[test]
+fn a_checkpoint_that_training_resumes_from_is_recorded_if_the_journal_lacks_it() {
+    let records = [opened(1, vec![placement(0, 0, 0)]), Record::Saved(commit(1, 20))];
+    for (step, is_unknown) in [(20, false), (30, true)] {
+        let mut engine = replay(&records);
+        attach(&mut engine, at(1.0), 0, 1, None);
+        all_ready(&mut engine, at(1.1), None);
+        report(&mut engine, at(1.2), 0, RankReport::Met);
+        let restored = Restored { commit: Some(commit(1, step)), ..Restored::default() };
+        let progress = Progress { step: Step(step), ..Progress::default() };
+        let source = StateSource::Checkpoint(restored);
+        let texts =
+            texts(&mut engine, JobEventKind::Saved, RankReport::Started { source, progress });
+
+        let expected =
+            format!("checkpoint step-{step} was saved before; the journal did not know it");
+        assert_eq!(texts, vec![expected; usize::from(is_unknown)]);
+        assert_eq!(engine.status().commit, Some(commit(1, step)));
+    }
+}
+
+#[test]
 fn a_save_that_training_waits_for_is_published_with_what_to_do() {
     let waits = RankReport::SaveWaits { step: Step(90), behind: Step(60), seconds: 12.5 };
 
@@ -71,6 +92,7 @@ fn the_start_of_training_names_the_source_of_the_state() {
         age_seconds: 300,
         lr: 0.0125,
         seconds: 1.5,
+        commit: None,
     };
     let from = |restored: &Restored| started(StateSource::Checkpoint(restored.clone()));
 
