@@ -2,6 +2,8 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
+use std::fs;
+
 use baton_fake_s3::{Fault, Server};
 use baton_job::exit;
 use baton_proto::v1::{
@@ -58,6 +60,11 @@ async fn ranks_killed_at_three_moments_change_no_bit() {
     for (victim, step) in moments(1, 3, 200).into_iter().enumerate() {
         events.saved_at(step).await;
         let ranks = cluster.rank_pids(0);
+        let shares_memory = |rank: &u32| {
+            let maps = fs::read_to_string(format!("/proc/{rank}/maps")).unwrap();
+            maps.contains("/memfd:baton-ranks")
+        };
+        assert!(ranks.iter().all(shares_memory), "after a kill, the ranks share memory again");
         kill(ranks[victim % ranks.len()]);
         events.next_of(Kind::RankFailed).await;
         let started = events.next_of(Kind::TrainingStarted).await;

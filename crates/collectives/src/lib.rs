@@ -5,14 +5,14 @@
 //!
 //! | module | ranks | memory | order of summation |
 //! |---|---|---|---|
-//! | [`tcp`] | processes anywhere | host; device buffers are copied to the host | the fixed tree |
+//! | [`tcp`] | processes anywhere; those of one machine share memory | host; device buffers are copied to the host | the fixed tree |
 //! | [`nccl`] | processes, one per GPU | device | the fixed tree, or NCCL's own |
 //!
 //! Tests have a third one, whose ranks are threads of one process: `tests/kit/local.rs`.
 //!
 //! Every operation ends: with the result, at its deadline, or immediately when a peer leaves or another thread calls
-//! [`AbortHandle::abort`]. Only `cuda` and `nccl` call foreign code; [`DeviceSliceMut::from_raw`] is the only unsafe
-//! function for callers.
+//! [`AbortHandle::abort`]. Only `cuda` and `nccl` call foreign code, and only `tcp::shared_memory` touches memory of another
+//! process; [`DeviceSliceMut::from_raw`] is the only unsafe function for callers.
 
 mod abort;
 pub mod buffer;
@@ -78,6 +78,7 @@ mod operation {
     pub(crate) const ALL_REDUCE: &str = "all_reduce";
     pub(crate) const BROADCAST: &str = "broadcast";
     pub(crate) const ALL_GATHER_BYTES: &str = "all_gather_bytes";
+    pub(crate) const SHARE_MEMORY: &str = "share_memory";
 }
 
 /// Returns an error for a contribution above [`MAX_GATHERED_BYTES`]; for implementations of [`Collective`].

@@ -60,6 +60,11 @@ impl Machines {
         self.ranks.last().map_or(0, |ranks| ranks.end)
     }
 
+    /// The ranks of this rank's machine.
+    pub(crate) fn with(&self, rank: Rank) -> Range<u32> {
+        self.ranks.iter().find(|ranks| ranks.contains(&rank.0)).cloned().unwrap_or_default()
+    }
+
     /// Whether every rank exchanges values with every other one in each stage.
     pub(crate) fn are_flat(&self) -> bool {
         self.ranks.len() == 1 || !self.have_several_ranks()

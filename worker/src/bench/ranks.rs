@@ -58,6 +58,7 @@ pub(super) fn run_rank(args: &Args, spec: &JobSpec, rank: u32) -> Result<(), Fai
     let (generation, rank) = (Generation(1), Rank(rank));
     let group = tcp::RankGroup { generation, rank, peers: &peers, secret: &secret };
     let mut collective = TcpCollective::connect(listener, group, options, abort).map_err(crash)?;
+    collective.share_memory().map_err(crash)?;
     let measured = measure(args, spec, &mut collective)?;
     println!("{}", serde_json::to_string(&measured).map_err(crash)?);
     Ok(())

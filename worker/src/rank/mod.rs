@@ -417,7 +417,10 @@ impl RankProcess {
             CollectiveKind::Nccl => true,
         };
         match (nccl, gpu) {
-            (false, _) => Ok(Box::new(tcp)),
+            (false, _) => {
+                tcp.share_memory()?;
+                Ok(Box::new(tcp))
+            }
             (true, Some(ordinal)) => {
                 let options = nccl::NcclOptions {
                     order: match self.spec.precision.determinism {

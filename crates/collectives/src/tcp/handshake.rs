@@ -24,7 +24,7 @@ use rustix::event::PollFlags;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
 
-use super::mesh::{closed, now_or_later};
+use super::connection::{closed, now_or_later};
 use super::proof::{ConnectionEnd, OPENING_BYTES, Opening, PROOF_BYTES, open, prove};
 use super::wait::OperationContext;
 use super::wire::RankHello;

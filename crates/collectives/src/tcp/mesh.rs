@@ -1,14 +1,19 @@
 //! The connections of a group, and message exchange over all of them at the same time.
 
 use std::collections::VecDeque;
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, IoSlice};
+use std::iter;
 use std::net::TcpStream;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::sync::Once;
 
 use baton_job::Rank;
 use baton_job::message::MAX_UNREACHED;
 use rustix::event::PollFlags;
 
+use super::connection::PeerConnection;
+use super::shared_memory::{self, MemoryOffer, OfferedMemory, SharedRings};
 use super::wait::{AbortSignal, OperationContext};
 use super::wire::{MessageHeader, MessageKind};
 use crate::Error;
@@ -18,8 +23,8 @@ use crate::Error;
 pub(super) struct Mesh {
     pub(super) rank: Rank,
     pub(super) abort_signal: AbortSignal,
-    /// Indexed by rank; `None` for this rank, and for all when they are closed. Non-blocking.
-    streams: Vec<Option<TcpStream>>,
+    /// Indexed by rank; `None` for this rank, and for all when they are closed.
+    connections: Vec<Option<PeerConnection>>,
     /// Number of exchanges so far.
     sequence: u64,
 }
@@ -40,16 +45,18 @@ impl Mesh {
         abort_signal: AbortSignal,
         streams: Vec<Option<TcpStream>>,
     ) -> Self {
-        Self { rank, abort_signal, streams, sequence: 0 }
+        let connections =
+            streams.into_iter().map(|stream| stream.map(PeerConnection::new)).collect();
+        Self { rank, abort_signal, connections, sequence: 0 }
     }
 
     pub(super) fn world_size(&self) -> u32 {
-        self.streams.len() as u32
+        self.connections.len() as u32
     }
 
     /// Ends all connections.
     pub(super) fn close(&mut self) {
-        self.streams.fill_with(|| None);
+        self.connections.fill_with(|| None);
     }
 
     /// All other ranks.
@@ -70,34 +77,104 @@ impl Mesh {
         let sequence = self.sequence;
         self.sequence += 1;
         let header = |length| MessageHeader::new(sequence, kind, argument, length);
+        let mut connections: Vec<_> = self.connections.iter_mut().map(Option::as_mut).collect();
         let mut transfers = Vec::new();
         for Message { peer, send, receive } in messages {
-            let Some(stream) = &self.streams[peer.0 as usize] else { continue };
+            let Some(connection) = connections[peer.0 as usize].take() else { continue };
             let outgoing = send.map(|pieces| Outgoing::new(header, pieces));
             let incoming = receive.map(|pieces| Incoming::new(header, pieces));
-            transfers.push(Transfer { peer, stream, outgoing, incoming });
+            transfers.push(Transfer { peer, connection, outgoing, incoming });
         }
         loop {
+            let mut must_wait = true;
+            for transfer in &mut transfers {
+                must_wait &= transfer.advance_shared(context.operation)?;
+            }
             transfers.retain(|transfer| !transfer.is_done());
             if transfers.is_empty() {
                 return Ok(());
+            }
+            if !must_wait {
+                context.check()?;
+                continue;
             }
             let sockets: Vec<_> = transfers.iter().map(Transfer::interest).collect();
             let peers = || transfers.iter().map(|at| at.peer).take(MAX_UNREACHED).collect();
             let ready = context.wait(&sockets, &peers)?;
             for (transfer, ready) in transfers.iter_mut().zip(ready) {
                 if ready {
+                    transfer.connection.woken();
                     transfer.advance(context.operation)?;
                 }
             }
         }
+    }
+
+    /// From now on this rank and those of `machine`, which has it too, exchange through memory that they share; where that
+    /// cannot be, through TCP as before. All ranks of the group must call this, even if they share with nobody.
+    pub(super) fn share_memory(
+        &mut self,
+        context: &OperationContext<'_>,
+        machine: Range<u32>,
+    ) -> Result<(), Error> {
+        let me = self.rank;
+        let capacity = shared_memory::capacity(machine.len().saturating_sub(1));
+        let (lower, higher) = (machine.start..me.0, me.0 + 1..machine.end);
+        // The lower rank of two makes the memory.
+        let made: Vec<_> = higher.clone().map(|_| OfferedMemory::create(capacity)).collect();
+        let offer = |made: &io::Result<OfferedMemory>| match made {
+            Ok(made) => made.offer().encode(),
+            Err(_) => MemoryOffer::default().encode(),
+        };
+        let offers: Vec<_> = made.iter().map(offer).collect();
+        let mut received = vec![[0; MemoryOffer::SIZE]; lower.len()];
+        self.pass_on(context, (higher.clone(), &offers), (lower.clone(), &mut received))?;
+
+        let open = |offer| SharedRings::open(MemoryOffer::decode(offer), capacity);
+        let opened: Vec<_> = received.iter().map(open).collect();
+        let answers: Vec<_> = opened.iter().map(|opened| [u8::from(opened.is_ok())]).collect();
+        let mut accepted = vec![[0]; higher.len()];
+        self.pass_on(context, (lower.clone(), &answers), (higher.clone(), &mut accepted))?;
+
+        let accepted = iter::zip(made, accepted).map(|(made, answer)| {
+            let made = made?;
+            match answer {
+                [1] => Ok(made.accepted()),
+                _ => Err(io::Error::other("the other rank cannot open it")),
+            }
+        });
+        for (peer, rings) in lower.zip(opened).chain(higher.zip(accepted)) {
+            match (rings, &mut self.connections[peer as usize]) {
+                (Ok(rings), Some(connection)) => connection.share(rings),
+                (Ok(_), None) => {}
+                (Err(error), _) => warn_once(Rank(peer), &error),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends some ranks what each of them shall get, and receives what others send.
+    fn pass_on<const SENT: usize, const RECEIVED: usize>(
+        &mut self,
+        context: &OperationContext<'_>,
+        (to, sent): (Range<u32>, &[[u8; SENT]]),
+        (from, received): (Range<u32>, &mut [[u8; RECEIVED]]),
+    ) -> Result<(), Error> {
+        let sends = to.zip(sent).map(|(peer, bytes)| (peer, Some(vec![&bytes[..]]), None));
+        let receives = from.zip(received).map(|(peer, to)| (peer, None, Some(vec![&mut to[..]])));
+        let messages = sends.chain(receives).map(|(peer, send, receive)| Message {
+            peer: Rank(peer),
+            send,
+            receive,
+        });
+        self.exchange(context, MessageKind::ShareMemory, 0, messages.collect())
     }
 }
 
 /// The remaining work with one peer.
 struct Transfer<'a> {
     peer: Rank,
-    stream: &'a TcpStream,
+    connection: &'a mut PeerConnection,
     outgoing: Option<Outgoing<'a>>,
     incoming: Option<Incoming<'a>>,
 }
@@ -107,11 +184,18 @@ impl<'a> Transfer<'a> {
         self.outgoing.is_none() && self.incoming.is_none()
     }
 
-    fn interest(&self) -> (BorrowedFd<'a>, PollFlags) {
-        let mut flags = PollFlags::empty();
-        flags.set(PollFlags::OUT, self.outgoing.is_some());
-        flags.set(PollFlags::IN, self.incoming.is_some());
-        (self.stream.as_fd(), flags)
+    fn interest(&self) -> (BorrowedFd<'_>, PollFlags) {
+        self.connection.interest(self.outgoing.is_some(), self.incoming.is_some())
+    }
+
+    /// Moves bytes through shared memory; returns whether the socket must be ready for more.
+    fn advance_shared(&mut self, operation: &'static str) -> Result<bool, Error> {
+        if !self.connection.is_shared() {
+            return Ok(true);
+        }
+        self.advance(operation)?;
+        let must_wait = self.connection.must_wait(self.outgoing.is_some(), self.incoming.is_some());
+        must_wait.map_err(|source| Error::LostPeer { rank: self.peer, operation, source })
     }
 
     /// Moves as many bytes as possible without waiting.
@@ -119,12 +203,12 @@ impl<'a> Transfer<'a> {
         let rank = self.peer;
         let lost = |source| Error::LostPeer { rank, operation, source };
         if let Some(outgoing) = &mut self.outgoing
-            && outgoing.write(self.stream).map_err(lost)?
+            && outgoing.write(self.connection).map_err(lost)?
         {
             self.outgoing = None;
         }
         if let Some(incoming) = &mut self.incoming {
-            let complete = incoming.read(self.stream).map_err(lost)?;
+            let complete = incoming.read(self.connection).map_err(lost)?;
             if let Some(got) = incoming.unexpected_header() {
                 let expected = incoming.expected;
                 let detail = format!("rank {rank} sent {got}, expected {expected}");
@@ -153,15 +237,15 @@ impl<'a> Outgoing<'a> {
     }
 
     /// Writes once; returns whether the message is complete.
-    fn write(&mut self, mut stream: &TcpStream) -> io::Result<bool> {
+    fn write(&mut self, connection: &mut PeerConnection) -> io::Result<bool> {
         let mut slices = vec![IoSlice::new(&self.header)];
         slices.extend(self.pieces.iter().map(|piece| IoSlice::new(piece)));
         let mut unsent = &mut slices[..];
         IoSlice::advance_slices(&mut unsent, self.sent);
-        let written = now_or_later(stream.write_vectored(unsent))?;
+        let written = connection.write(unsent)?;
         let total: usize = unsent.iter().map(|slice| slice.len()).sum();
-        self.sent += written.unwrap_or(0);
-        Ok(written == Some(total))
+        self.sent += written;
+        Ok(written == total)
     }
 }
 
@@ -189,11 +273,10 @@ impl<'a> Incoming<'a> {
     }
 
     /// Reads what is available, at first only up to the end of the header; returns whether the message is complete.
-    fn read(&mut self, mut stream: &TcpStream) -> io::Result<bool> {
+    fn read(&mut self, connection: &mut PeerConnection) -> io::Result<bool> {
         while self.header_received < MessageHeader::SIZE {
-            match now_or_later(stream.read(&mut self.header[self.header_received..]))? {
+            match connection.read(&mut self.header[self.header_received..])? {
                 None => return Ok(false),
-                Some(0) => return Err(closed()),
                 Some(count) => self.header_received += count,
             }
             if self.unexpected_header().is_some() {
@@ -205,9 +288,8 @@ impl<'a> Incoming<'a> {
                 self.pieces.pop_front();
                 continue;
             }
-            match now_or_later(stream.read(piece))? {
+            match connection.read(piece)? {
                 None => return Ok(false),
-                Some(0) => return Err(closed()),
                 Some(count) => *piece = &mut std::mem::take(piece)[count..],
             }
         }
@@ -215,18 +297,15 @@ impl<'a> Incoming<'a> {
     }
 }
 
-/// Converts a read or write that would block to `None`.
-pub(super) fn now_or_later(result: io::Result<usize>) -> io::Result<Option<usize>> {
-    match result {
-        Ok(count) => Ok(Some(count)),
-        Err(error) => match error.kind() {
-            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(None),
-            _ => Err(error),
-        },
-    }
-}
-
-/// The peer ended the connection.
-pub(super) fn closed() -> io::Error {
-    io::Error::new(io::ErrorKind::UnexpectedEof, "connection closed by peer")
+/// Says once in this process that ranks of one machine share no memory.
+fn warn_once(peer: Rank, error: &io::Error) {
+    static WARNED: Once = Once::new();
+    WARNED.call_once(|| {
+        tracing::warn!(
+            %peer,
+            %error,
+            "ranks of this machine exchange gradients over TCP: they cannot share memory, which is a little faster and \
+             needs one PID namespace and one user for all of them; later ones are not logged"
+        );
+    });
 }

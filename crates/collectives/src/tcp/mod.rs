@@ -3,6 +3,8 @@
 //! | file | content |
 //! |---|---|
 //! | `handshake` | connecting the ranks of one generation, and rejecting all other connections |
+//! | `connection` | one connection: a socket, with shared memory beside it |
+//! | `shared_memory` | bytes between two ranks of one machine without the system's help |
 //! | `proof` | how both ends of a connection prove that they know the generation's secret |
 //! | `mesh` | the connections, and message exchange over all of them at the same time |
 //! | `host_memory` | the values that an all-reduce sends, receives and adds |
@@ -15,10 +17,12 @@
 //! **Broadcast.** The root sends each rank its slice; then all ranks send their slices to each other, so that the root
 //! is not the bottleneck.
 
+mod connection;
 mod handshake;
 mod host_memory;
 mod mesh;
 mod proof;
+mod shared_memory;
 mod wait;
 mod wire;
 
@@ -147,6 +151,19 @@ impl TcpCollective {
             broken: false,
             received: Vec::new(),
             staging: Vec::new(),
+        })
+    }
+
+    /// From now on, ranks on one machine exchange their bytes through memory that they share, which takes less of their
+    /// processors than TCP. Where the system does not allow it (other containers, other users), they stay with TCP and the
+    /// log says so once. All ranks of the group must call this as the same operation. Results are the same bits.
+    ///
+    /// # Errors
+    /// A lost or late peer, an abort.
+    pub fn share_memory(&mut self) -> Result<(), Error> {
+        self.run(operation::SHARE_MEMORY, |group, context| {
+            let machine = group.machines.with(group.rank());
+            group.mesh.share_memory(context, machine)
         })
     }
 

@@ -63,7 +63,8 @@ pub fn draw_secret() -> Result<MeshSecret, Error> {
     Ok(MeshSecret::new(bytes))
 }
 
-fn random() -> Result<[u8; 32], Errno> {
+/// 32 random bytes.
+pub(super) fn random() -> Result<[u8; 32], Errno> {
     let mut bytes = [0; 32];
     // The kernel never returns fewer bytes for so few.
     match getrandom(&mut bytes, GetRandomFlags::empty())? {

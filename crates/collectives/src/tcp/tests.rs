@@ -116,8 +116,8 @@ fn garbage_silence_and_stale_generations_do_not_disturb_the_handshake() {
         let refused = rank_1(&address, 1).unwrap_err();
         assert_eq!(
             refused.to_string(),
-            "connect: expected rank 0 of 2 in generation 1 (protocol 3), found rank 0 of 2 in \
-             generation 2 (protocol 3); wait for the coordinator's next generation"
+            "connect: expected rank 0 of 2 in generation 1 (protocol 4), found rank 0 of 2 in \
+             generation 2 (protocol 4); wait for the coordinator's next generation"
         );
 
         assert_they_meet(&address, connected);
@@ -313,4 +313,37 @@ fn slices_cover_every_length() {
             assert!(lengths.iter().max().unwrap() - lengths.iter().min().unwrap() <= 1);
         }
     }
+}
+
+#[test]
+fn ranks_that_cannot_share_memory_stay_with_tcp() {
+    let listener = Listener::bind("127.0.0.1").unwrap();
+    let address = listener.address().to_owned();
+    let peers = [address.clone(), "127.0.0.1:1".to_owned()];
+    std::thread::scope(|scope| {
+        let rank_0 = scope.spawn(move || {
+            let (generation, rank, secret) = (Generation(2), Rank(0), &secret());
+            let group = RankGroup { generation, rank, peers: &peers, secret };
+            let mut rank_0 = TcpCollective::connect(listener, group, OPTIONS, AbortHandle::new())?;
+            rank_0.share_memory()?;
+            rank_0.all_gather_bytes(b"zero")
+        });
+        let mut rank_1 = rank_1_by_hand(&address);
+        let send = |mut stream: &TcpStream, sequence, kind, bytes: &[u8]| {
+            let header = MessageHeader::new(sequence, kind, 0, bytes.len());
+            stream.write_all(&[&header.encode(), bytes].concat()).unwrap();
+        };
+        let mut offer = [0; MessageHeader::SIZE + shared_memory::MemoryOffer::SIZE];
+        rank_1.read_exact(&mut offer).unwrap();
+        assert_ne!(offer[MessageHeader::SIZE..], [0; shared_memory::MemoryOffer::SIZE]);
+        send(&rank_1, 1, MessageKind::ShareMemory, &[0]);
+
+        send(&rank_1, 2, MessageKind::AllGatherBytes, &3u64.to_le_bytes());
+        send(&rank_1, 3, MessageKind::AllGatherBytes, b"one");
+        let mut sent = [0; 2 * MessageHeader::SIZE + 8 + 4];
+        rank_1.read_exact(&mut sent).unwrap();
+        assert!(sent.ends_with(b"zero"));
+        let gathered = rank_0.join().unwrap().unwrap();
+        assert_eq!(gathered, [b"zero".to_vec(), b"one".to_vec()]);
+    });
 }

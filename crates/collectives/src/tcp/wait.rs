@@ -50,6 +50,11 @@ impl<'a> OperationContext<'a> {
         Ok(Self { operation, after, deadline: Instant::now() + after, abort_signal })
     }
 
+    /// An error if the group was aborted, for work that does not wait.
+    pub(super) fn check(&self) -> Result<(), Error> {
+        self.abort_signal.abort.check(self.operation)
+    }
+
     /// Waits until at least one of `sockets` is ready for its flags; returns which are. After the deadline, the error
     /// names those of `waiting_for`.
     pub(super) fn wait(

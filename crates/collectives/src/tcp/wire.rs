@@ -13,7 +13,7 @@ use crate::Membership;
 compile_error!("values are sent in memory order, which must be little-endian");
 
 /// Version of the protocol, incremented when messages change; ranks with a different version are refused.
-pub(super) const PROTOCOL: u32 = 3;
+pub(super) const PROTOCOL: u32 = 4;
 
 const MAGIC: [u8; 4] = *b"BATN";
 
@@ -65,6 +65,8 @@ pub(super) enum MessageKind {
     Broadcast = 2,
     /// The argument is 0.
     AllGatherBytes = 3,
+    /// Offers of shared memory, or the answers. The argument is 0.
+    ShareMemory = 4,
 }
 
 /// Precedes every message. Both sides know which message comes next, so any difference means that they do different
@@ -115,19 +117,20 @@ impl fmt::Display for MessageHeader {
             1 => write!(f, "all_reduce over {argument} virtual ranks")?,
             2 => write!(f, "broadcast from rank {argument}")?,
             3 => write!(f, "all_gather_bytes")?,
+            4 => write!(f, "share_memory")?,
             _ => write!(f, "unknown operation {kind}")?,
         }
         write!(f, " with {length} bytes as message {sequence}")
     }
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
+pub(super) fn u32_at(bytes: &[u8], at: usize) -> u32 {
     let mut number = [0; 4];
     number.copy_from_slice(&bytes[at..at + 4]);
     u32::from_le_bytes(number)
 }
 
-fn u64_at(bytes: &[u8], at: usize) -> u64 {
+pub(super) fn u64_at(bytes: &[u8], at: usize) -> u64 {
     let mut number = [0; 8];
     number.copy_from_slice(&bytes[at..at + 8]);
     u64::from_le_bytes(number)

@@ -29,7 +29,7 @@ fn a_peer_that_leaves_is_named_and_no_rank_waits_for_the_deadline() {
         });
         // Rank 0 exchanges nothing with rank 3 there, and loses the one that does and leaves because of it.
         let left = match implementation {
-            Implementation::Tcp([2, 2, ..]) => [2, 3, 3],
+            Implementation::Tcp([2, 2, ..]) | Implementation::SharedMemory([2, 2, ..]) => [2, 3, 3],
             _ => [3; 3],
         };
         for (error, left) in errors.into_iter().zip(left) {
