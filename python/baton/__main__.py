@@ -144,7 +144,7 @@ def _alert(options: argparse.Namespace) -> int:
     status, events = _events(run_dir, sent_until)
     failed = alert(status["name"], status["job_id"], events, receivers, sent_until, kinds=kinds)
     if failed:
-        print(f"error: {failed} messages could not be sent", file=sys.stderr)
+        print(f"error: {failed} message{'s' if failed > 1 else ''} could not be sent", file=sys.stderr)
     return 1 if failed else 0
 
 

@@ -53,7 +53,7 @@ class Webhook:
 
     def __init__(self, url: str, *, is_slack: bool = False) -> None:
         if not _is_url(url):
-            raise ValueError("the webhook's file has no URL, in one line: it begins with https://")
+            raise ValueError("the webhook's file has no URL, in one line: it begins with https:// or http://")
         self._url = url
         self._is_slack = is_slack
 

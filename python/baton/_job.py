@@ -84,6 +84,7 @@ def up(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=errors,
+            env=_programs.plain_environment(),
             start_new_session=True,
         )
     job = Job(folder, process)
@@ -180,6 +181,7 @@ class Job:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            env=_programs.plain_environment(),
             encoding="utf-8",
         ) as process:
             assert process.stdout and process.stderr

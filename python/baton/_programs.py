@@ -116,11 +116,16 @@ def run(command: list[Any], environment: dict[str, str] | None = None) -> "subpr
             capture_output=True,
             encoding="utf-8",
             errors="replace",
-            env={**os.environ, **(environment or {})},
+            env={**plain_environment(), **(environment or {})},
             check=False,
         )
     except OSError as error:
         raise UnusableError(f"{arguments[0]} does not start: {error.strerror}") from error
+
+
+def plain_environment() -> dict[str, str]:
+    """The environment of a program whose messages are read here. Jupyter demands colours of all programs."""
+    return {name: value for name, value in os.environ.items() if name not in {"CLICOLOR_FORCE", "FORCE_COLOR"}}
 
 
 def first_line(text: str) -> str:

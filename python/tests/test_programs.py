@@ -45,6 +45,13 @@ def test_what_inspect_prints_is_returned(programs, tmp_path):
     assert found == {"digest": f"model inspect --json {tmp_path}/net.pt2"}
 
 
+def test_messages_are_read_without_the_colours_that_jupyter_demands(programs, monkeypatch):
+    monkeypatch.setenv("CLICOLOR_FORCE", "1")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    programs("baton", 'echo "{\\"colours\\": \\"$CLICOLOR_FORCE$FORCE_COLOR\\"}"')
+    assert _programs.call_baton("status") == [{"colours": ""}]
+
+
 def test_a_refusal_is_the_programs_line(programs, tmp_path):
     baton = programs("baton", 'echo "error: program $4 takes exactly 3 samples: export it" >&2; exit 2')
     with pytest.raises(_programs.RefusedError) as caught:

@@ -4,8 +4,8 @@
 #   scripts/bench-step/run.sh [--rounds N]     N runs of each side, alternating (default: 5)
 #       --baton PROGRAM     another build, with its worker in the same folder
 #
-# ResNet-50, two ranks with one thread each, batch 16 per rank, synthetic images, gradients summed; the same with and without
-# cluster.overlap over a line so slow that the all-reduce takes a third of a step; four ranks on three hosts with
+# ResNet-50, two ranks with one thread each, batch 16 per rank, synthetic images, gradients summed through shared memory, and
+# over TCP; the same with and without cluster.overlap over a line so slow that the all-reduce takes a third of a step; four ranks on three hosts with
 # lines as slow as that; then on one rank, in NCHW order, the native network, the same network as a program of
 # torch.export, and eager PyTorch. Each run starts new processes. The output of each run is in
 # target/bench-step/results/. The last line of output is "RESULT {...}". Requires built programs, which
@@ -35,6 +35,7 @@ main() {
         for side in 64 128; do
             say "round $round of $rounds, $side px"
             baton "$side-plain-baton-$round" --ranks 2 --resolution "$side"
+            baton "$side-tcp-baton-$round" --ranks 2 --resolution "$side" --launcher scripts/bench-step/own_address.sh
             torch "$side-plain-torch_nhwc-$round" --ranks 2 --resolution "$side" --format nhwc
             torch "$side-plain-torch_nchw-$round" --ranks 2 --resolution "$side" --format nchw
         done
@@ -71,7 +72,7 @@ print(f"{2 * 102.4 * 8 / (step / 2):.0f}mbit")' "$results/64-plain-baton-1.json"
 # slow RATE RESULT_NAME OPTION...
 slow() {
     measure "$2" scripts/bench-step/slow_line.sh "$1" "$worker" bench --device cpu --batch 16 --steps "$STEPS" --json \
-        "${@:3}"
+        --launcher scripts/bench-step/own_address.sh "${@:3}"
 }
 
 # baton|torch RESULT_NAME OPTION...

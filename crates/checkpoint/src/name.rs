@@ -37,6 +37,12 @@ impl SaveId {
         // Accept only the canonical form, so that names and identities correspond one to one.
         (id.name() == name).then_some(id)
     }
+
+    /// Name of the checkpoint in which this folder or `s3://bucket/prefix` would be. Retention removes whole checkpoints.
+    #[must_use]
+    pub fn around(location: &str) -> Option<&str> {
+        location.split('/').find(|part| Self::parse(part).is_some())
+    }
 }
 
 /// A checkpoint as a user names it, for instance with `--resume`: `NAME`, or `LOCATION/NAME`.

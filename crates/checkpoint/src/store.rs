@@ -107,8 +107,7 @@ impl Store {
     /// # Errors
     /// The folder cannot be created, or the store is not writable, or it is inside a checkpoint.
     pub fn open_with(location: &str, access: &BucketAccess) -> Result<Self, Error> {
-        if let Some(name) = location.split('/').find(|part| SaveId::parse(part).is_some()) {
-            // Retention removes whole checkpoints.
+        if let Some(name) = SaveId::around(location) {
             let problem = format!("it is inside checkpoint {name}, and would be removed with it");
             return Err(Error::unusable(
                 location,

@@ -694,6 +694,15 @@ fn a_resume_from_what_is_no_checkpoint_is_refused_before_anything_starts() {
 }
 
 #[test]
+fn a_run_folder_inside_a_checkpoint_is_refused_before_anything_is_written() {
+    let folder = TestFolder::new();
+    let run_dir = "runs/demo/checkpoints/step-0000000440-gen-000003/run";
+    let error = folder.rejected(2, &["up", "good.toml", "--run-dir", run_dir]);
+    assert!(error.contains("is inside checkpoint step-0000000440-gen-000003"), "{error}");
+    assert!(!folder.0.path().join("runs").exists());
+}
+
+#[test]
 fn weights_cannot_be_imported_for_a_model_without_layers() {
     let folder = TestFolder::new();
     folder.write("linear.toml", &RECIPE.replace("resnet18", "linear"));
@@ -711,6 +720,10 @@ fn checkpoints_of_a_missing_folder_are_an_error() {
     let error = folder.rejected(2, &["checkpoint", "ls", "--dir", "good.toml"]);
     assert!(error.starts_with("error: good.toml is not a folder: "), "{error}");
     assert!(folder.rejected(2, &["checkpoint", "verify", "--dir", "nowhere"]).contains("nowhere"));
+    for command in ["verify", "inspect"] {
+        let error = folder.rejected(2, &["data", command, "s3://bucket/train.beton"]);
+        assert!(error.contains("is in a bucket, which only training reads"), "{error}");
+    }
     let export = ["checkpoint", "export", "--dir", "nowhere", "--out", "w.safetensors"];
     assert!(folder.rejected(2, &export).contains("nowhere"));
     let error = folder.rejected(2, &["checkpoint", "ls", "--dir", ""]);

@@ -5,7 +5,7 @@ mod open_shards;
 mod summary;
 mod tokens;
 
-use std::{fmt, path::PathBuf, sync::Arc};
+use std::{fmt, path::PathBuf, sync::Arc, time::Duration};
 
 use baton_recipe::{JobSpec, spec::OnBadSample};
 
@@ -46,6 +46,8 @@ pub struct Source {
     pub cache_dir: PathBuf,
     /// Maximum size of the folder, bytes.
     pub cache_bytes: u64,
+    /// How long a sample waits for space in the folder.
+    pub room_timeout: Duration,
     /// Number of ranks on this node, which share the folder.
     pub local_ranks: u32,
 }
@@ -68,6 +70,7 @@ impl Source {
             on_bad_sample: OnBadSample::Fail,
             cache_dir: std::env::temp_dir().join("baton-cache"),
             cache_bytes: DEFAULT_CACHE_BYTES,
+            room_timeout: shards::MAX_ROOM_TIMEOUT,
             local_ranks: 1,
         }
     }
@@ -92,8 +95,18 @@ impl Source {
             on_bad_sample: data.on_bad_sample,
             cache_dir: recipe_dir.unwrap_or(cache_dir),
             cache_bytes: (data.cache_gib * f64::from(1 << 30)) as u64,
+            room_timeout: room_timeout(spec.cluster.hang_seconds),
             local_ranks: 1,
         }
+    }
+}
+
+/// Long enough for another rank to finish with a shard, and so short that a rank says why it waits before it is killed, after
+/// four times `hang_seconds` in its loader.
+fn room_timeout(hang_seconds: f64) -> Duration {
+    match hang_seconds > 0.0 {
+        true => Duration::from_secs_f64(3.0 * hang_seconds).min(shards::MAX_ROOM_TIMEOUT),
+        false => shards::MAX_ROOM_TIMEOUT,
     }
 }
 
@@ -139,7 +152,10 @@ impl Dataset {
     /// As [`ShardSet::open`], [`Beton::open`] and [`Beton::image_column`]; an input or label field is missing, a
     /// label does not match [`Source::labels`], or the shards have inputs of different types.
     pub fn open(source: Source) -> Result<Self, Error> {
-        let options = shards::Options::new(&source.cache_dir, source.cache_bytes);
+        let options = shards::Options {
+            room_timeout: source.room_timeout,
+            ..shards::Options::new(&source.cache_dir, source.cache_bytes)
+        };
         Self::open_with(source, &options)
     }
 
@@ -467,5 +483,19 @@ impl Shard {
         if let Ok((start, len)) = location {
             self.beton.read_ahead(start, len);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rank_says_that_the_cache_is_full_before_it_is_killed_for_loading_too_long() {
+        for hang_seconds in [3.0, 60.0, 99.0, 100.0, 86_400.0] {
+            let timeout = room_timeout(hang_seconds).as_secs_f64();
+            assert!(timeout < 4.0 * hang_seconds && timeout <= 300.0, "{timeout}");
+        }
+        assert_eq!(room_timeout(0.0), shards::MAX_ROOM_TIMEOUT, "nobody is killed");
     }
 }

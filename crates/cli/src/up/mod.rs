@@ -18,6 +18,7 @@ use std::{
 use baton_access::{
     AccessRole, ClientCredentials, ServerFiles, TOKEN_VARIABLE, TlsFiles, Token, tokens,
 };
+use baton_checkpoint::SaveId;
 use baton_console::clock::unix_millis;
 use baton_job::{
     Time,
@@ -168,6 +169,13 @@ async fn prepare(mut args: Args, display: &mut dyn Display) -> Result<PreparedRu
         )));
     }
     let run_dir = args.run_dir.clone().unwrap_or_else(|| Path::new(RUNS).join(&spec.name));
+    // Before anything is written there.
+    if let Some(name) = run_dir.to_str().and_then(SaveId::around) {
+        return Err(bad_input(format!(
+            "run folder {} is inside checkpoint {name}, and would be removed with it: choose a folder beside the checkpoints",
+            run_dir.display()
+        )));
+    }
     if let Some(checkpoint) = &args.resume {
         checkpoints::check(checkpoint, &spec, &run_dir).await?;
     }

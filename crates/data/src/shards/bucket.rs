@@ -22,6 +22,8 @@ use super::{
 
 /// Poll interval for shards released by other processes.
 const ROOM_POLL_INTERVAL: Duration = Duration::from_millis(100);
+/// Wait for room after which the log says why the caller waits.
+const LONG_WAIT: Duration = Duration::from_secs(10);
 
 /// The remote half of a [`ShardSet`](super::ShardSet).
 pub(super) struct CachedBucket {
@@ -105,6 +107,7 @@ impl CachedBucket {
     /// Obtains a shard. Waits for space in the cache until the timeout.
     fn obtain_now(&self, shard: usize, release: &dyn Fn() -> bool) -> Result<HeldShard, Error> {
         let since = Instant::now();
+        let mut has_warned = false;
         loop {
             let seen = self.signal.changes();
             let (in_use_bytes, is_disk_full) = match self.obtain(shard, Demand::Now)? {
@@ -116,18 +119,22 @@ impl CachedBucket {
             if release() {
                 continue;
             }
-            let waited = since.elapsed();
+            let (object, waited) = (&self.objects[shard], since.elapsed());
+            let error = || Error::NoRoom {
+                name: object.url.clone(),
+                bytes: object.meta.size,
+                cache_dir: self.cache.folder.clone(),
+                cache_bytes: self.cache.max_bytes,
+                in_use_bytes,
+                is_disk_full,
+                waited,
+            };
             if waited >= self.room_timeout {
-                let object = &self.objects[shard];
-                return Err(Error::NoRoom {
-                    name: object.url.clone(),
-                    bytes: object.meta.size,
-                    cache_dir: self.cache.folder.clone(),
-                    cache_bytes: self.cache.max_bytes,
-                    in_use_bytes,
-                    is_disk_full,
-                    waited,
-                });
+                return Err(error());
+            }
+            if waited >= LONG_WAIT && !has_warned {
+                has_warned = true;
+                tracing::warn!("{}; still waiting", error());
             }
             self.signal.wait_for_change(seen, ROOM_POLL_INTERVAL.min(self.room_timeout));
         }

@@ -51,6 +51,9 @@ use crate::{
     beton::{HEADER_BYTES, Header},
 };
 
+/// Longest wait for space in the cache.
+pub(crate) const MAX_ROOM_TIMEOUT: Duration = Duration::from_secs(300);
+
 /// Options for fetching and caching remote shards. Not used for shards on disk.
 #[derive(Clone, Debug)]
 pub struct Options {
@@ -81,7 +84,7 @@ impl Options {
             cache_bytes,
             part_bytes: 8 << 20,
             max_concurrent_parts: 8,
-            room_timeout: Duration::from_secs(300),
+            room_timeout: MAX_ROOM_TIMEOUT,
             retry: RetryPolicy::default(),
             environment: baton_s3::environment(),
         }

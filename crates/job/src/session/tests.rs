@@ -830,10 +830,9 @@ fn agent_whose_starter_has_ended_waits_for_no_coordinator_once_its_ranks_have_sa
     session.handle(at(10.1), Event::ShutdownSignal { reason, is_orphan });
     let drained = Outcome::Drained { reason: "spot notice".to_owned() };
     reports(&mut session, at(11.0), 0, done(drained.clone()));
-    exit(&mut session, at(11.1), 0);
     assert_eq!(session.deadline(), Some(at(11.0)));
 
-    assert_eq!(session.handle(at(11.1), Event::Tick), [Action::Exit(drained)]);
+    assert_eq!(exit(&mut session, at(11.1), 0), [Action::Exit(drained)]);
 }
 
 #[test]

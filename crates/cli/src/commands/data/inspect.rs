@@ -5,14 +5,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use baton_data::{
-    Beton,
-    survey::{FieldSurvey, Sizes, Survey, Values},
-};
+use baton_data::survey::{FieldSurvey, Sizes, Survey, Values};
 use baton_job::exit::Failure;
 use baton_text::{TokenFile, Tokenizer};
 
-use super::{failure, text_failure};
+use super::{failure, open, text_failure};
 use crate::{
     clean, human,
     json::{self, InspectedData, SamplePart, SampleText},
@@ -47,7 +44,7 @@ pub(crate) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let survey = Beton::open(&args.file).and_then(|beton| Survey::of(&beton)).map_err(failure)?;
+    let survey = Survey::of(&open(&args.file)?).map_err(failure)?;
     let texts = args.tokenizer.as_ref().map(|tokenizer| texts(args, tokenizer)).transpose()?;
     let inspected = InspectedData { survey, texts };
     if args.json {

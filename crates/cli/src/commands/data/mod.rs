@@ -7,7 +7,9 @@ mod tokenize;
 mod verify;
 mod write;
 
-use baton_data::write::Error as WriteError;
+use std::path::Path;
+
+use baton_data::{Beton, shards::is_remote, write::Error as WriteError};
 use baton_job::exit::Failure;
 use clap::Subcommand;
 
@@ -47,6 +49,17 @@ fn write_failure(error: WriteError) -> Failure {
         | WriteError::Ended => failed(error),
         _ => bad_input(error),
     }
+}
+
+/// Opens a file on this machine.
+fn open(path: &Path) -> Result<Beton, Failure> {
+    if path.to_str().is_some_and(|path| matches!(is_remote(path), Ok(true))) {
+        let path = path.display();
+        return Err(bad_input(format!(
+            "{path} is in a bucket, which only training reads: copy the file to this machine"
+        )));
+    }
+    Beton::open(path).map_err(failure)
 }
 
 /// Classifies an error: a retry may help if the machine caused it, but not if the data is wrong.

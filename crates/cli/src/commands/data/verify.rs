@@ -6,10 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use baton_data::{Beton, verify::Verifier};
+use baton_data::verify::Verifier;
 use baton_job::exit::Failure;
 
-use super::failure;
+use super::{failure, open};
 use crate::{
     commands::{
         bar::{SAMPLES, bar},
@@ -118,7 +118,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
 }
 
 fn verify(path: &PathBuf, args: &Args) -> Result<VerifiedFile, Failure> {
-    let beton = Beton::open(path).map_err(failure)?;
+    let beton = open(path)?;
     let verifier = Verifier::new(&beton).map_err(failure)?;
     let bar = bar(SAMPLES, beton.len());
     let cores = || std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
