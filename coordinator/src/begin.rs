@@ -514,7 +514,7 @@ pub(crate) fn checkpoint(typed: &str) -> Result<CheckpointReference, Failure> {
 /// and restoring its checkpoints would fail afterwards.
 fn refuse_store_of_another_recipe(spec: &JobSpec, store: &Store) -> Result<(), Failure> {
     let failure = |error: StoreError| disk::store_failure(&error);
-    let claimant = store.claimant(store.fence().map_err(failure)?).map_err(failure)?;
+    let claimant = journal_copy::last_claimant(store).map_err(failure)?;
     let user = claimant.map(|claimant| (format!("is used by {claimant}"), claimant.recipe));
     // A job of an older version is known only by its checkpoints.
     let newest = store.newest().map_err(failure)?;

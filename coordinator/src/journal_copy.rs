@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use baton_checkpoint::{EntryState, Error, JournalPart, Store};
+use baton_checkpoint::{Claimant, EntryState, Error, JournalPart, Store};
 use baton_job::{
     Generation, JobId,
     engine::{JobEventKind, RanksOfLostJob, Record},
@@ -156,11 +156,11 @@ pub(crate) fn of_last_job(
     let Some(mut job) = last_job(store)? else { return Ok(Vec::new()) };
     let (mut all, records) = loop {
         let (all, records) = read_again(store, job)?;
-        if !Record::has_failed_from_checkpoint(&records) || has_trained(&events(&all)) {
+        if !has_restored_nothing(&all, &records) {
             break (all, records);
         }
-        match job_before(store, fence, job)? {
-            Some(before) => job = before,
+        match claimant_before(store, fence, job)? {
+            Some(before) => job = before.job,
             None => break (all, records),
         }
     };
@@ -203,12 +203,39 @@ fn read_again(store: &Store, job: JobId) -> Result<(Vec<JournalEntry>, Vec<Recor
     Ok((all, records))
 }
 
-/// The job that used the store before this one.
-fn job_before(store: &Store, fence: Generation, job: JobId) -> Result<Option<JobId>, Error> {
+/// Who used the store last, if that is known. A job that has restored nothing does not count.
+pub(crate) fn last_claimant(store: &Store) -> Result<Option<Claimant>, Error> {
+    let fence = store.fence()?;
+    let mut last = store.claimant(fence)?;
+    while let Some(claimant) = &last {
+        // A job whose journal is not here or damaged counts.
+        let journal = read_again(store, claimant.job).ok();
+        if !journal.is_some_and(|(all, records)| has_restored_nothing(&all, &records)) {
+            break;
+        }
+        match claimant_before(store, fence, claimant.job)? {
+            Some(before) => last = Some(before),
+            None => break,
+        }
+    }
+    Ok(last)
+}
+
+/// Whether these are the records and events of a job whose checkpoint was refused before any rank trained.
+fn has_restored_nothing(all: &[JournalEntry], records: &[Record]) -> bool {
+    Record::has_failed_from_checkpoint(records) && !has_trained(&events(all))
+}
+
+/// Who used the store before this job.
+fn claimant_before(
+    store: &Store,
+    fence: Generation,
+    job: JobId,
+) -> Result<Option<Claimant>, Error> {
     for generation in (1..fence.0).rev() {
         match store.claimant(Generation(generation))? {
             Some(claimant) if claimant.job == job => {}
-            before => return Ok(before.map(|claimant| claimant.job)),
+            before => return Ok(before),
         }
     }
     Ok(None)
@@ -834,15 +861,15 @@ mod tests {
 
     #[test]
     fn a_job_whose_resume_was_refused_does_not_hide_the_one_before_it() {
-        let origin = |job, path| JobOrigin {
+        let origin = |job, path, allow_recipe_change| JobOrigin {
             job,
             recipe: None,
             first_generation: Generation(1),
-            restore: Restore { path, ..Restore::default() },
+            restore: Restore { path, allow_recipe_change, ..Restore::default() },
         };
         let opened =
             |generation| Record::Opened { generation: Generation(generation), placements: vec![] };
-        let course = of_records(&[Record::Created(origin(JOB, None)), opened(1)]);
+        let course = of_records(&[Record::Created(origin(JOB, None, false)), opened(1)]);
         let folder = tempfile::tempdir().unwrap();
         let store = folder_store(&folder);
         store.claim(Generation(1), &claimant()).unwrap();
@@ -851,9 +878,11 @@ mod tests {
         let later = JobId(Uuid::from_u128(7));
         store.claim(Generation(2), &Claimant { job: later, ..claimant() }).unwrap();
         let failure = bad_input("damaged".to_owned());
-        for (path, is_last) in [(Some("step-1".to_owned()), false), (None, true)] {
+        for (path, is_allowed, is_last) in
+            [(Some("step-1".to_owned()), false, false), (None, true, false), (None, false, true)]
+        {
             let entries = of_records(&[
-                Record::Created(origin(later, path)),
+                Record::Created(origin(later, path, is_allowed)),
                 opened(2),
                 Record::Ended(Outcome::Failed { failure: failure.clone() }),
             ]);
@@ -863,6 +892,8 @@ mod tests {
             store.add_to_journal(later, part, &encode(&content).unwrap()).unwrap();
             let found = of_last_job(&store, RanksOfLostJob::Lost, false, None).unwrap();
             assert_eq!(found.starts_with(&course), !is_last, "{found:?}");
+            let last = if is_last { later } else { JOB };
+            assert_eq!(last_claimant(&store).unwrap().map(|last| last.job), Some(last));
         }
     }
 

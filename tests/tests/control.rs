@@ -2,7 +2,7 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
-use std::{collections::BTreeMap, path::Path};
+use std::{collections::BTreeMap, fs, path::Path};
 
 use baton_checkpoint::profile::{ALL_REDUCE_SPAN, RankProfile};
 use baton_job::exit;
@@ -338,6 +338,46 @@ async fn after_a_resume_that_was_refused_the_run_before_goes_on() {
     assert!(status.generation > before.generation + 1, "{status:?}");
     cluster.end().await;
     cluster.assert_undisturbed_bits().await;
+}
+
+#[tokio::test]
+async fn a_change_that_was_refused_in_another_run_folder_does_not_keep_the_job_from_going_on() {
+    let store = tempfile::tempdir().unwrap();
+    let of_job = || {
+        let cluster = Cluster::endless().set("checkpoint.every_steps=50");
+        cluster.set(&format!("checkpoint.dir={}", store.path().display()))
+    };
+    let mut first = of_job();
+    first.start_coordinator(&[]).await;
+    first.start_agent("node", 1);
+    first.events().await.saved_at(50).await;
+    let job = first.status().await.job_id;
+    first.end().await;
+    let names = fs::read_dir(store.path()).unwrap().map(|entry| entry.unwrap().file_name());
+    let names = names.filter_map(|name| name.into_string().ok());
+    let name = names.filter(|name| name.starts_with("step-")).max().unwrap();
+    for flags in [&["--allow-recipe-change"][..], &["--allow-recipe-change", "--resume", &name]] {
+        let mut changed = of_job().set("model.num_classes=11");
+        changed.start_coordinator(flags).await;
+        changed.start_agent("node", 1);
+        let (ended, _) = changed.finish().await;
+        assert_eq!(
+            ended.code(),
+            Some(i32::from(exit::BAD_INPUT)),
+            "{}",
+            changed.log("coordinator")
+        );
+    }
+
+    let mut next = of_job();
+    next.start_coordinator(&[]).await;
+    let mut events = next.new_events().await;
+    next.start_agent("node", 1);
+    let started = events.next_of(Kind::TrainingStarted).await;
+    assert!(started.message.contains("checkpoint step-"), "{}", started.message);
+    assert_eq!(next.status().await.job_id, job);
+    next.end().await;
+    next.assert_undisturbed_bits().await;
 }
 
 #[tokio::test]

@@ -256,10 +256,9 @@ mod tests {
         assert!(status_mb("VmHWM:") > 1.0);
         let started = Instant::now();
         let before = cpu_seconds();
-        let mut sum = 0_u64;
-        while started.elapsed() < Duration::from_millis(60) {
-            sum = sum.wrapping_add(started.elapsed().as_nanos() as u64);
+        // A busy machine may not let this thread run for a while.
+        while cpu_seconds() <= before {
+            assert!(started.elapsed() < Duration::from_secs(60), "time does not pass");
         }
-        assert!(cpu_seconds() > before, "{sum}");
     }
 }

@@ -331,8 +331,7 @@ impl Dataset {
             let path = self.source.location.clone().into();
             return Err(Error::Sample { path, sample, offset: 0, fault });
         }
-        let index = self.index_of(sample);
-        let (number, local) = (self.numbers[index], sample - self.starts[index]);
+        let (number, local) = self.place_of(sample);
         let shard = match &self.shards {
             Shards::Local(shards) => shards[number].clone(),
             Shards::Remote(open) => open.get(number, |close_oldest| {
@@ -342,6 +341,25 @@ impl Dataset {
             })?,
         };
         Ok((shard, local))
+    }
+
+    /// As [`find`](Self::find), without waiting: `None` if the shard is not open.
+    pub(crate) fn find_open(&self, sample: u64) -> Option<(Arc<Shard>, u64)> {
+        if sample >= self.len() {
+            return None;
+        }
+        let (number, local) = self.place_of(sample);
+        let shard = match &self.shards {
+            Shards::Local(shards) => shards[number].clone(),
+            Shards::Remote(open) => open.find(number)?,
+        };
+        Some((shard, local))
+    }
+
+    /// The number of a sample's shard, and its position in it.
+    fn place_of(&self, sample: u64) -> (usize, u64) {
+        let index = self.index_of(sample);
+        (self.numbers[index], sample - self.starts[index])
     }
 
     fn index_of(&self, sample: u64) -> usize {

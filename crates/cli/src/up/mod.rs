@@ -146,7 +146,7 @@ pub(crate) async fn run(args: Args) -> Result<u8, Failure> {
         prepared = prepare(args, &mut *display) => prepared?,
         _ = inputs.recv() => return Ok(end_before_the_start(&mut *display)),
     };
-    let PreparedRun { args, spec, programs, run_dir, _lock } = prepared;
+    let PreparedRun { args, spec, programs, run_dir, lock: _lock } = prepared;
     Up::new(args, spec, programs, run_dir, display, (queue, inputs)).run().await
 }
 
@@ -156,7 +156,7 @@ struct PreparedRun {
     spec: JobSpec,
     programs: Programs,
     run_dir: PathBuf,
-    _lock: RunLock,
+    lock: RunLock,
 }
 
 async fn prepare(mut args: Args, display: &mut dyn Display) -> Result<PreparedRun, Failure> {
@@ -189,7 +189,7 @@ async fn prepare(mut args: Args, display: &mut dyn Display) -> Result<PreparedRu
     })
     .await?;
     run_lock::check_not_served(&run_dir).await?;
-    Ok(PreparedRun { args, spec, programs, run_dir, _lock: lock })
+    Ok(PreparedRun { args, spec, programs, run_dir, lock })
 }
 
 /// A signal came before the coordinator served the job. Returns the exit code: supervisors start the command again.

@@ -51,7 +51,7 @@ impl OpenShards {
     }
 
     /// An open shard, which becomes the most recently used one.
-    fn find(&self, number: usize) -> Option<Arc<Shard>> {
+    pub(super) fn find(&self, number: usize) -> Option<Arc<Shard>> {
         let mut list = self.lock();
         let index = list.iter().rposition(|(other, _)| *other == number)?;
         // Most samples are in the most recently used shard.

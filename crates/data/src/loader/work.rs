@@ -110,10 +110,11 @@ impl<'a> Worker<'a> {
         labels.class(beton, local)
     }
 
-    /// Asks the operating system to fetch samples in the background.
+    /// Asks the operating system to fetch samples in the background. Other threads fetch remote shards; waiting here for one
+    /// would come before the wait for the claimed sample.
     pub(super) fn read_ahead(&self, samples: &[u64]) {
         for sample in samples {
-            if let Ok((shard, local)) = self.dataset.find(*sample) {
+            if let Some((shard, local)) = self.dataset.find_open(*sample) {
                 shard.read_ahead(local);
             }
         }

@@ -290,6 +290,10 @@ impl BucketClient {
         let Some(pause) = attempts.pause(&fault) else {
             return Err(attempts.give_up(operation, url, fault, Instant::now()));
         };
+        // Others are over in a moment.
+        if matches!(fault, RequestFault::Stalled(_)) {
+            tracing::warn!("cannot {operation} {url}: {fault}; trying again");
+        }
         sleep(pause).await;
         Ok(())
     }

@@ -17,7 +17,8 @@ pub struct RetryPolicy {
     pub stall_timeout: Duration,
     /// Maximum time of one request; the next one continues where it stopped. This replaces slow connections.
     pub request_timeout: Duration,
-    /// Maximum number of consecutive attempts without progress, during training.
+    /// Maximum number of consecutive attempts without progress, during training. One that stalls counts twice: a store that
+    /// is silent must be named before the rank is killed for loading too long.
     pub max_attempts: u32,
     /// Like `max_attempts`, while a data set is opened. It is smaller, because a user waits for errors such as a
     /// wrong bucket name.
@@ -30,7 +31,8 @@ pub struct RetryPolicy {
 }
 
 impl Default for RetryPolicy {
-    /// Tolerates two to three minutes of errors, which is longer than S3 needs to scale a busy prefix.
+    /// Tolerates two to three minutes of errors or of silence, which is longer than S3 needs to scale a busy prefix; one minute
+    /// of silence while a data set is opened.
     fn default() -> Self {
         Self {
             stall_timeout: Duration::from_secs(20),
@@ -170,24 +172,27 @@ pub(super) struct Attempts {
     max_attempts: u32,
     /// Number of attempts since the last progress.
     made: u32,
+    /// How much of `max_attempts` these have used up.
+    used: u32,
     /// Time of the last progress.
     since: Instant,
 }
 
 impl Attempts {
     pub(super) fn new(retry: RetryPolicy, max_attempts: u32, now: Instant) -> Self {
-        Self { retry, max_attempts, made: 0, since: now }
+        Self { retry, max_attempts, made: 0, used: 0, since: now }
     }
 
     /// Resets the count: a request that makes progress, however slowly, is continued.
     pub(super) fn progress(&mut self, now: Instant) {
-        (self.made, self.since) = (0, now);
+        (self.made, self.used, self.since) = (0, 0, now);
     }
 
     /// Counts a failed attempt. Returns the pause until the next one, or `None` if there must be none.
     pub(super) fn pause(&mut self, fault: &RequestFault) -> Option<Duration> {
         self.made += 1;
-        if !fault.is_transient() || self.made >= self.max_attempts {
+        self.used += if matches!(fault, RequestFault::Stalled(_)) { 2 } else { 1 };
+        if !fault.is_transient() || self.used >= self.max_attempts {
             return None;
         }
         let doublings = (self.made - 1).min(16);
@@ -217,6 +222,22 @@ impl Attempts {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_silent_store_is_given_up_before_a_loading_rank_is_killed_or_missed_by_the_others() {
+        let retry = RetryPolicy::default();
+        let silence = |max_attempts| {
+            let mut attempts = Attempts::new(retry, max_attempts, Instant::now());
+            let mut total = retry.stall_timeout;
+            while let Some(pause) = attempts.pause(&RequestFault::Stalled(retry.stall_timeout)) {
+                total += pause + retry.stall_timeout;
+            }
+            total.as_secs_f64()
+        };
+        // The defaults: four times cluster.hang_seconds, and cluster.rendezvous_seconds.
+        assert!(silence(retry.max_attempts) < 4.0 * 60.0);
+        assert!(silence(retry.max_attempts_at_open) < 120.0);
+    }
 
     fn generic(words: &str) -> RequestFault {
         RequestFault::Store(object_store::Error::Generic { store: "S3", source: words.into() })

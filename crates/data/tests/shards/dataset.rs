@@ -1,6 +1,11 @@
 //! A data set in a bucket, from the order of its samples to finished batches.
 
-use std::{fs, path::Path, sync::Arc};
+use std::{
+    fs,
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use baton_data::{
     Batch, Dataset, Labels, Loader, Mode, Options, Preprocessing, Request, SampleOrder, Source,
@@ -72,6 +77,12 @@ impl TestSet {
         let cache_bytes = self.options.cache_bytes;
         let source = Source { labels, cache_bytes, ..Source::new(source()) };
         Dataset::open_with(source, &self.options).map(Arc::new)
+    }
+
+    /// Size of a shard.
+    fn bytes(&self, number: u8) -> u64 {
+        let path = self.disk.path().join(format!("train-{number}.beton"));
+        fs::metadata(path).unwrap().len()
     }
 
     /// Number of times a shard was fetched; reading its header does not count.
@@ -148,22 +159,42 @@ fn quasi_random_order_fetches_every_shard_once_per_epoch() {
     }
 }
 
+/// The first sample of a shard.
+fn first(number: u8) -> u64 {
+    SAMPLES[..usize::from(number)].iter().sum()
+}
+
 /// Two ranks fill the cache with a shard each, and then need another one.
 #[test]
 fn ranks_close_shards_instead_of_waiting_for_each_other() {
     let mut test_set = TestSet::new();
-    let bytes = |number: u8| {
-        let path = test_set.disk.path().join(format!("train-{number}.beton"));
-        fs::metadata(path).unwrap().len()
-    };
-    test_set.options.cache_bytes = bytes(3) + bytes(6);
-    let first = |number: u8| SAMPLES[..usize::from(number)].iter().sum::<u64>();
+    test_set.options.cache_bytes = test_set.bytes(3) + test_set.bytes(6);
     let ranks = [0, 1].map(|_| test_set.remote(Labels::Ints).unwrap());
 
     assert_eq!(ranks[0].label(first(3)).unwrap(), 3);
     assert_eq!(ranks[1].label(first(6)).unwrap(), 6);
     assert_eq!(ranks[0].label(first(0)).unwrap(), 0);
     assert_eq!(ranks[1].label(first(1)).unwrap(), 1);
+}
+
+/// Reading ahead must not wait for the same room first.
+#[test]
+fn a_batch_for_which_there_is_no_room_fails_after_the_timeout() {
+    let mut test_set = TestSet::new();
+    test_set.options.cache_bytes = test_set.bytes(3) + test_set.bytes(6) - 1;
+    test_set.options.room_timeout = Duration::from_secs(2);
+    let [rank, other] = [0, 1].map(|_| test_set.remote(Labels::Ints).unwrap());
+    assert_eq!(other.label(first(3)).unwrap(), 3);
+    let preprocessing =
+        Preprocessing::Evaluate { resolution: 8, resize: Resize::Fast, crop_ratio: 1.0 };
+    let requests = [Request { epoch: 0, samples: vec![first(6)], preprocessing }];
+
+    let started = Instant::now();
+    let mut loader = Loader::start(rank, &Options::new(1, 1), requests.into_iter());
+    let error = loader.next().unwrap().unwrap_err();
+
+    assert!(matches!(error, baton_data::Error::NoRoom { .. }), "{error}");
+    assert!(started.elapsed() < 2 * test_set.options.room_timeout, "{:?}", started.elapsed());
 }
 
 #[test]
