@@ -251,12 +251,13 @@ mod tests {
             ..RetryPolicy::default()
         };
         let mut attempts = Attempts::new(retry, 6, Instant::now());
+        let cut_off = RequestFault::CutOff { missing: 1 };
 
         for max_ms in [100, 200, 400, 400, 400] {
-            let pause = attempts.pause(&RequestFault::Stalled(Duration::ZERO)).unwrap().as_millis();
+            let pause = attempts.pause(&cut_off).unwrap().as_millis();
             assert!((max_ms / 2..=max_ms).contains(&pause), "{pause} of {max_ms} ms");
         }
-        assert_eq!(attempts.pause(&RequestFault::Stalled(Duration::ZERO)), None);
+        assert_eq!(attempts.pause(&cut_off), None);
     }
 
     #[test]
