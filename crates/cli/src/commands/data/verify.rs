@@ -117,7 +117,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     }
 }
 
-fn verify(path: &PathBuf, args: &Args) -> Result<VerifiedFile, Failure> {
+fn verify(path: &Path, args: &Args) -> Result<VerifiedFile, Failure> {
     let beton = open(path)?;
     let verifier = Verifier::new(&beton).map_err(failure)?;
     let bar = bar(SAMPLES, beton.len());
