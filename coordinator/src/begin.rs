@@ -660,11 +660,8 @@ fn without_refused_resume(
 
 /// Whether the run of this journal began with `--resume` and failed before any rank trained.
 fn has_restored_nothing(journal: &Journal, records: &[Record]) -> Result<bool, Failure> {
-    if !Record::has_failed_from_checkpoint(records) {
-        return Ok(false);
-    }
-    let events = journal.events_after(0).map_err(|error| crash(format!("{error:#}")))?;
-    Ok(!journal_copy::has_trained(&events))
+    journal_copy::has_restored_nothing(records, || journal.events_after(0))
+        .map_err(|error| crash(format!("{error:#}")))
 }
 
 /// The names of a file of old runs, in the order in which they are used.

@@ -153,17 +153,8 @@ pub(crate) fn of_last_job(
     known: Option<JobId>,
 ) -> Result<Vec<JournalEntry>, Error> {
     let fence = store.fence()?;
-    let Some(mut job) = last_job(store)? else { return Ok(Vec::new()) };
-    let (mut all, records) = loop {
-        let (all, records) = read_again(store, job)?;
-        if !has_restored_nothing(&all, &records) {
-            break (all, records);
-        }
-        match claimant_before(store, fence, job)? {
-            Some(before) => job = before.job,
-            None => break (all, records),
-        }
-    };
+    let Some(job) = last_job(store)? else { return Ok(Vec::new()) };
+    let (mut all, records) = read_again(store, job)?;
     let damaged = |error: serde_json::Error| store.damaged_journal(job, &error.to_string());
     if records.is_empty() {
         // The journal is copied at the first generation, long before the first save.
@@ -203,27 +194,33 @@ fn read_again(store: &Store, job: JobId) -> Result<(Vec<JournalEntry>, Vec<Recor
     Ok((all, records))
 }
 
-/// Who used the store last, if that is known. A job that has restored nothing does not count.
+/// Who used the store last, if that is known. A job whose `--resume` was refused does not count.
 pub(crate) fn last_claimant(store: &Store) -> Result<Option<Claimant>, Error> {
     let fence = store.fence()?;
-    let mut last = store.claimant(fence)?;
-    while let Some(claimant) = &last {
-        // A job whose journal is not here or damaged counts.
-        let journal = read_again(store, claimant.job).ok();
-        if !journal.is_some_and(|(all, records)| has_restored_nothing(&all, &records)) {
-            break;
-        }
-        match claimant_before(store, fence, claimant.job)? {
-            Some(before) => last = Some(before),
-            None => break,
+    let Some(mut last) = store.claimant(fence)? else { return Ok(None) };
+    loop {
+        let has_restored_nothing = match read_again(store, last.job) {
+            Ok((all, records)) => has_restored_nothing(&records, || Ok(events(&all)))?,
+            // Then it counts.
+            Err(Error::DamagedJournal { .. }) => false,
+            Err(error) => return Err(error),
+        };
+        match claimant_before(store, fence, last.job)?.filter(|_| has_restored_nothing) {
+            Some(before) => last = before,
+            None => return Ok(Some(last)),
         }
     }
-    Ok(last)
 }
 
-/// Whether these are the records and events of a job whose checkpoint was refused before any rank trained.
-fn has_restored_nothing(all: &[JournalEntry], records: &[Record]) -> bool {
-    Record::has_failed_from_checkpoint(records) && !has_trained(&events(all))
+/// Whether the job of these records began with `--resume` and failed before any rank trained, by the events of its journal.
+pub(crate) fn has_restored_nothing<E>(
+    records: &[Record],
+    events: impl FnOnce() -> Result<Vec<LoggedEvent>, E>,
+) -> Result<bool, E> {
+    let has_trained = |events: Vec<LoggedEvent>| {
+        events.iter().any(|logged| logged.event.kind == JobEventKind::TrainingStarted)
+    };
+    Ok(Record::has_failed_from_checkpoint(records) && !has_trained(events()?))
 }
 
 /// Who used the store before this job.
@@ -247,15 +244,10 @@ fn events(all: &[JournalEntry]) -> Vec<LoggedEvent> {
     events.filter_map(|entry| serde_json::from_str(&entry.json).ok()).collect()
 }
 
-/// Whether any rank has trained, by these events of a journal.
-pub(crate) fn has_trained(events: &[LoggedEvent]) -> bool {
-    events.iter().any(|logged| logged.event.kind == JobEventKind::TrainingStarted)
-}
-
-/// The job that used the store last: by its newest fence, or, where that is damaged or gone, by the lease or a checkpoint.
+/// The job that used the store last: by its fences, or, where the newest is damaged or gone, by the lease or a checkpoint.
 /// An unknown job would hide what it has used of its budget.
 pub(crate) fn last_job(store: &Store) -> Result<Option<JobId>, Error> {
-    if let Some(claimant) = store.claimant(store.fence()?)? {
+    if let Some(claimant) = last_claimant(store)? {
         return Ok(Some(claimant.job));
     }
     match store.lease()?.map(|lease| lease.job).filter(is_known) {
@@ -861,15 +853,15 @@ mod tests {
 
     #[test]
     fn a_job_whose_resume_was_refused_does_not_hide_the_one_before_it() {
-        let origin = |job, path, allow_recipe_change| JobOrigin {
+        let origin = |job, path| JobOrigin {
             job,
             recipe: None,
             first_generation: Generation(1),
-            restore: Restore { path, allow_recipe_change, ..Restore::default() },
+            restore: Restore { path, ..Restore::default() },
         };
         let opened =
             |generation| Record::Opened { generation: Generation(generation), placements: vec![] };
-        let course = of_records(&[Record::Created(origin(JOB, None, false)), opened(1)]);
+        let course = of_records(&[Record::Created(origin(JOB, None)), opened(1)]);
         let folder = tempfile::tempdir().unwrap();
         let store = folder_store(&folder);
         store.claim(Generation(1), &claimant()).unwrap();
@@ -878,11 +870,9 @@ mod tests {
         let later = JobId(Uuid::from_u128(7));
         store.claim(Generation(2), &Claimant { job: later, ..claimant() }).unwrap();
         let failure = bad_input("damaged".to_owned());
-        for (path, is_allowed, is_last) in
-            [(Some("step-1".to_owned()), false, false), (None, true, false), (None, false, true)]
-        {
+        for (path, is_last) in [(Some("step-1".to_owned()), false), (None, true)] {
             let entries = of_records(&[
-                Record::Created(origin(later, path, is_allowed)),
+                Record::Created(origin(later, path)),
                 opened(2),
                 Record::Ended(Outcome::Failed { failure: failure.clone() }),
             ]);

@@ -5,8 +5,8 @@
 #       --baton PROGRAM     another build, with its worker in the same folder
 #
 # ResNet-50, two ranks with one thread each, batch 16 per rank, synthetic images, gradients summed through shared memory, and
-# over TCP; the same with and without cluster.overlap over a line so slow that the all-reduce takes a third of a step; four ranks on three hosts with
-# lines as slow as that; then on one rank, in NCHW order, the native network, the same network as a program of
+# over TCP; the same with and without cluster.overlap over a line so slow that the all-reduce takes a third of a step; four
+# ranks on three hosts with lines as slow as that; then on one rank, in NCHW order, the native network, the same network as a program of
 # torch.export, and eager PyTorch. Each run starts new processes. The output of each run is in
 # target/bench-step/results/. The last line of output is "RESULT {...}". Requires built programs, which
 # `make bench-step` builds.
@@ -35,10 +35,10 @@ main() {
         for side in 64 128; do
             say "round $round of $rounds, $side px"
             baton "$side-plain-baton-$round" --ranks 2 --resolution "$side"
-            baton "$side-tcp-baton-$round" --ranks 2 --resolution "$side" --launcher scripts/bench-step/own_address.sh
             torch "$side-plain-torch_nhwc-$round" --ranks 2 --resolution "$side" --format nhwc
             torch "$side-plain-torch_nchw-$round" --ranks 2 --resolution "$side" --format nchw
         done
+        baton "128-tcp-baton-$round" --ranks 2 --resolution 128 --launcher scripts/bench-step/own_address.sh
         say "round $round of $rounds, clipping, update and average"
         baton "64-full-baton-$round" --ranks 2 --resolution 64 "${FULL[@]}"
         for kind in foreach fused loop; do

@@ -43,15 +43,16 @@ def main():
 
     print("seconds per step; MiB; medians over the rounds (lowest to highest)")
     results = {}
+    baton = {}
     memory = []
     for side in [64, 128]:
-        baton = value(f"{side}-plain-baton", "step_seconds")
+        baton[side] = value(f"{side}-plain-baton", "step_seconds")
         formats = [f"{side}-plain-torch_{format}" for format in ["nhwc", "nchw"]]
         best = min(formats, key=lambda name: value(name, "step_seconds"))
-        results[f"step{side}_ratio"] = value(best, "step_seconds") / baton
-        results["shared_memory_ratio"] = baton / value(f"{side}-tcp-baton", "step_seconds")
+        results[f"step{side}_ratio"] = value(best, "step_seconds") / baton[side]
         # Memory of the faster format, which users would choose.
         memory.append(value(f"{side}-plain-baton", "peak_mib") / value(best, "peak_mib"))
+    results["shared_memory_ratio"] = baton[128] / value("128-tcp-baton", "step_seconds")
     kinds = [f"64-full-torch_{kind}" for kind in ["foreach", "fused", "loop"]]
     quickest = min(value(name, "optimizer_seconds") for name in kinds)
     results["optimizer_ratio"] = value("64-full-baton", "optimizer_seconds") / quickest

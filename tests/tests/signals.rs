@@ -2,7 +2,11 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used, clippy::panic, reason = "tests may panic")]
 
-use std::{fs, process::ExitStatus};
+use std::{
+    fs,
+    process::ExitStatus,
+    time::{Duration, Instant},
+};
 
 use baton_job::exit;
 use baton_proto::v1::{StopRequest, watch_events_response::Kind};
@@ -246,6 +250,24 @@ async fn a_signal_while_up_waits_for_an_earlier_run_ends_it_as_later_ones_do() {
     let log = cluster.log("up");
     assert_eq!(ended.code(), Some(i32::from(exit::DRAINED)), "{log}");
     assert!(log.contains("stopped before the job was started"), "{log}");
+}
+
+#[tokio::test]
+async fn after_a_kill_of_up_nobody_waits_for_the_coordinator_that_it_had_started() {
+    let mut cluster = Cluster::endless();
+    let up = cluster.up(&[], &[]);
+    cluster.served_by(&up).await;
+    cluster.events().await.saved_at(10).await;
+    let agent = ProcessExit::of(child(&up, "baton-worker"));
+
+    let started = Instant::now();
+    kill(up.id().unwrap());
+    in_time("the agent ends", agent.wait()).await;
+
+    // An agent whose coordinator may come back waits for it for ten seconds.
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    let log = cluster.log("agent");
+    assert!(log.contains("the process that started the agent has ended"), "{log}");
 }
 
 /// A killed `baton up` may have ended before its children have started.

@@ -640,6 +640,17 @@ fn up_passes_on_why_the_coordinator_refused() {
 }
 
 #[test]
+fn a_signal_before_the_coordinator_serves_ends_up_so_that_a_supervisor_starts_it_again() {
+    let folder = TestFolder::new();
+    folder.fake("baton-coordinator", "kill -TERM $PPID; exec sleep 30");
+    folder.fake("baton-worker", "exit 0");
+    let ended = folder.baton(&["up", "good.toml"]);
+    let text = String::from_utf8(ended.stdout).unwrap();
+    assert_eq!(ended.status.code(), Some(75), "{text}");
+    assert!(text.contains("stopped before the job was started"), "{text}");
+}
+
+#[test]
 fn certificates_are_listed_as_text_or_as_json() {
     let folder = TestFolder::new();
     let text = stdout(&folder.baton(&["cert"]));

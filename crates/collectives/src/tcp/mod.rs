@@ -161,10 +161,14 @@ impl TcpCollective {
     /// # Errors
     /// A lost or late peer, an abort.
     pub fn share_memory(&mut self) -> Result<(), Error> {
+        let others_connect = self.others_connect;
         self.run(operation::SHARE_MEMORY, |group, context| {
             let machine = group.machines.with(group.rank());
             group.mesh.share_memory(context, machine)
-        })
+        })?;
+        // Only ranks of this machine took part.
+        self.others_connect = others_connect;
+        Ok(())
     }
 
     /// A group of one rank, with this timeout for operations.

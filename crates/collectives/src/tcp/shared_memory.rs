@@ -29,7 +29,7 @@ use super::proof::random;
 const MAX_CAPACITY: usize = 1 << 20;
 /// Fewest bytes on their way in one direction.
 const MIN_CAPACITY: usize = 64 << 10;
-/// Bytes of all rings into which one rank writes, above the smallest ones: with many ranks on a machine they are smaller.
+/// Bytes of all rings into which one rank writes, as long as none is smaller than the smallest.
 const MAX_RINGS: usize = 8 << 20;
 /// Bytes copied before the other side is shown them, so that it copies at the same time.
 const CHUNK: usize = 64 << 10;

@@ -326,6 +326,7 @@ fn ranks_that_cannot_share_memory_stay_with_tcp() {
             let group = RankGroup { generation, rank, peers: &peers, secret };
             let mut rank_0 = TcpCollective::connect(listener, group, OPTIONS, AbortHandle::new())?;
             rank_0.share_memory()?;
+            assert_eq!(rank_0.others_connect, LONG, "ranks of other machines may still connect");
             rank_0.all_gather_bytes(b"zero")
         });
         let mut rank_1 = rank_1_by_hand(&address);

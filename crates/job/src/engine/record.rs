@@ -137,15 +137,13 @@ impl Record {
         })
     }
 
-    /// Whether a job has failed that should have begun with a certain checkpoint, or with those of a job of another recipe.
-    /// If no rank has trained, it has restored nothing, and the job before it may go on.
+    /// Whether a job that should have begun with a certain checkpoint has failed. If no rank has trained, it has restored
+    /// nothing, and the job before it may go on.
     #[must_use]
     pub fn has_failed_from_checkpoint(records: &[Self]) -> bool {
-        let Some(JobOrigin { restore, .. }) = Self::origin(records) else { return false };
-        // A run that continues another one of its folder has its history, and undoes the change itself.
-        let is_of_another = restore.allow_recipe_change && restore.continued.is_empty();
+        let begins_with = Self::origin(records).and_then(|origin| origin.restore.path.as_ref());
         let has_failed = matches!(Self::outcome(records), Some(Outcome::Failed { .. }));
-        (restore.path.is_some() || is_of_another) && has_failed
+        begins_with.is_some() && has_failed
     }
 
     /// Whether the job has saved a checkpoint.
