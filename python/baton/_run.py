@@ -124,14 +124,16 @@ class Run:
     def _report(self) -> dict[str, Any]:
         path = self.path / "report.json"
         try:
-            report: dict[str, Any] = json.loads(path.read_bytes())
-            return report
+            report = json.loads(path.read_bytes())
         except ValueError:
-            raise ValueError(f"{path} is no JSON: the file is damaged") from None
+            report = None
         except FileNotFoundError:
             raise FileNotFoundError(
                 f"{path} is not there yet: it is written when the job ends; until then, baton.attach has its status"
             ) from None
+        if not isinstance(report, dict) or not {"status", "events"} <= report.keys():
+            raise ValueError(f"{path} is no report: the file is damaged")
+        return report
 
     def _rows(self, kind: str) -> list[dict[str, Any]]:
         rows: dict[int, dict[str, Any]] = {}

@@ -59,9 +59,10 @@ def test_a_line_that_is_being_written_is_left_out_and_a_damaged_one_named(run):
     path.write_text("[1]\n")
     with pytest.raises(ValueError, match=r"metrics.jsonl, line 1 is no JSON object: the file is damaged"):
         found.evaluations()
-    (found.path / "report.json").write_text("{")
-    with pytest.raises(ValueError, match=r"report.json is no JSON: the file is damaged"):
-        found.status()
+    for damaged in ("{", "[]", "{}"):
+        (found.path / "report.json").write_text(damaged)
+        with pytest.raises(ValueError, match=r"report.json is no report: the file is damaged"):
+            found.status()
 
 
 def test_a_run_without_metrics_yet_has_none_and_says_that_there_is_no_report(run):

@@ -199,27 +199,97 @@ async fn a_job_of_one_command_can_be_seen_and_controlled_only_with_the_right_rol
     }
 }
 
+/// `baton up` with an endless job that saves only in its end, whose coordinator is killed once other files are in place of
+/// some of its own.
+struct ReplacedFiles {
+    cluster: Cluster,
+    up: tokio::process::Child,
+    certs: PathBuf,
+    others: PathBuf,
+    url: String,
+    _folders: [tempfile::TempDir; 2],
+}
+
+impl ReplacedFiles {
+    async fn new(names: &[&str]) -> Self {
+        let folders = [tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap()];
+        let [certs, others] = folders.each_ref().map(|folder| certs(folder.path()));
+        let cluster = Cluster::endless().set("checkpoint.every_epochs=1000000");
+        let ca = certs.join("ca.pem");
+        let up = cluster.up(&secured(&certs), &[("BATON_TLS_CA", ca.as_path())]);
+        let trains =
+            async || cluster.log("up").contains("training from fresh weights").then_some(());
+        cluster.until("the job trains", trains).await;
+        let endpoint = fs::read(cluster.run_dir().join("coordinator.json")).unwrap();
+        let endpoint: Value = serde_json::from_slice(&endpoint).unwrap();
+        let url = format!("https://{}", endpoint["address"].as_str().unwrap());
+
+        for name in names {
+            fs::copy(others.join(name), certs.join(name)).unwrap();
+        }
+        let command =
+            |pid: &u32| fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let mut coordinators = children(up.id().unwrap()).into_iter();
+        kill(coordinators.find(|pid| command(pid).contains("baton-coordinator")).unwrap());
+        Self { cluster, up, certs, others, url, _folders: folders }
+    }
+
+    /// `baton` with an authority and a token.
+    fn baton(&self, command: &[&str], ca: &Path, token: &Path) -> std::process::Output {
+        let ca = ca.display().to_string();
+        let flags = [command, &["--coordinator", &self.url, "--tls-ca", &ca]].concat();
+        baton(&flags, &[("BATON_TOKEN_FILE", token)])
+    }
+
+    /// Waits until the new coordinator serves the first generation in this phase.
+    async fn is(&self, phase: &str, ca: &Path, token: &Path) {
+        let is = async || {
+            let status = self.baton(&["status", "--json"], ca, token).stdout;
+            let status: Value = serde_json::from_slice(&status).unwrap_or_default();
+            (status["phase"] == phase && status["generation"] == 1).then_some(())
+        };
+        self.cluster.until(&format!("the coordinator is {phase}"), is).await;
+    }
+
+    /// `baton up` ends, and the state is saved.
+    async fn ends_with_a_checkpoint(mut self) {
+        let ended = baton_tests::in_time("`baton up` ends", self.up.wait()).await.unwrap();
+        let log = self.cluster.log("up");
+        assert_eq!(ended.code(), Some(i32::from(exit::DRAINED)), "{log}");
+        assert_eq!(self.cluster.checkpoint_names().len(), 1, "{log}");
+    }
+}
+
 #[tokio::test]
-async fn up_says_that_its_coordinator_has_other_tokens_now_and_saves_without_it() {
-    let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    let (certs, others) = (certs(folder.path()), certs(other.path()));
-    let cluster = Cluster::endless();
-    let mut up = cluster.up(&secured(&certs), &[("BATON_TLS_CA", certs.join("ca.pem").as_path())]);
-    let trains = async || cluster.log("up").contains("training from fresh weights").then_some(());
-    cluster.until("the job trains", trains).await;
+async fn a_job_whose_tokens_were_replaced_goes_on_with_the_new_ones() {
+    let job = ReplacedFiles::new(&["tokens"]).await;
+    let (ca, token) = (job.certs.join("ca.pem"), job.others.join("operator.token"));
+    job.is("training", &ca, &token).await;
+    let drained = job.baton(&["drain"], &ca, &token);
+    assert!(drained.status.success(), "{}", stderr(&drained));
+    job.ends_with_a_checkpoint().await;
+}
 
-    fs::copy(others.join("tokens"), certs.join("tokens")).unwrap();
-    let command =
-        |pid: &u32| fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let mut coordinators = children(up.id().unwrap()).into_iter();
-    kill(coordinators.find(|pid| command(pid).contains("baton-coordinator")).unwrap());
-    let note = "does not know that token";
-    let says = async || cluster.log("up").contains(note).then_some(());
-    cluster.until("`baton up` says why there is no answer", says).await;
+#[tokio::test]
+async fn a_drain_by_a_coordinator_whose_certificate_nobody_trusts_any_more_saves_the_state() {
+    let job = ReplacedFiles::new(&["coordinator.pem", "coordinator-key.pem"]).await;
+    let says = async || job.cluster.log("up").contains("Ctrl-C saves their state").then_some(());
+    job.cluster.until("`baton up` says that it is cut off", says).await;
+    let (ca, token) = (job.others.join("ca.pem"), job.certs.join("operator.token"));
+    // Before, it waits for the agent's return.
+    job.is("gathering", &ca, &token).await;
+    let drained = job.baton(&["drain"], &ca, &token);
+    assert!(drained.status.success(), "{}", stderr(&drained));
+    job.ends_with_a_checkpoint().await;
+}
 
-    interrupt(up.id().unwrap());
-    let ended = baton_tests::in_time("`baton up` ends", up.wait()).await.unwrap();
-    assert_eq!(ended.code(), Some(i32::from(exit::DRAINED)), "{}", cluster.log("up"));
+#[tokio::test]
+async fn up_that_is_cut_off_from_its_coordinator_saves_without_it() {
+    let job = ReplacedFiles::new(&["coordinator.pem", "coordinator-key.pem"]).await;
+    let says = async || job.cluster.log("up").contains("Ctrl-C saves their state").then_some(());
+    job.cluster.until("`baton up` says that it is cut off", says).await;
+    interrupt(job.up.id().unwrap());
+    job.ends_with_a_checkpoint().await;
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use baton_checkpoint::{Store, check_weights_file};
-use baton_console::json;
+use baton_console::{json, parent::Parent};
 use baton_data::{Dataset, Source};
 use baton_job::{
     JobId,
@@ -16,7 +16,7 @@ use baton_trainer::{
 };
 use serde::Serialize;
 
-use crate::{eval::recipe, parent::Parent};
+use crate::eval::recipe;
 
 /// Write weights as the first checkpoint of a job; same as `baton checkpoint import`.
 #[derive(Debug, clap::Args)]

@@ -26,7 +26,6 @@ mod import;
 mod link;
 mod logging;
 mod machine;
-mod parent;
 mod probe;
 mod rank;
 mod signals;

@@ -145,6 +145,7 @@ impl Timeline {
             }
             // These appear as job events, or are internal.
             Record::Evaluated { .. }
+            | Record::Best { .. }
             | Record::Diverged(_)
             | Record::Metered(_)
             | Record::Draining { .. }

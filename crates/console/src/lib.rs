@@ -10,6 +10,7 @@
 //! | [`clean`] | untrusted text, made safe for a terminal |
 //! | [`recipe`] | recipe files, by path or by name |
 //! | [`machine`] | what libtorch and the driver offer on a machine |
+//! | [`parent`] | the process that started this one |
 //! | [`programs`] | finds the other programs of Baton |
 //! | [`signals`] | signals that this process was started to ignore |
 //! | [`Samples`], [`mean_tokens`] | how many samples a training set has, and how long its texts are |
@@ -23,6 +24,7 @@ pub mod human;
 pub mod json;
 pub mod machine;
 pub mod output;
+pub mod parent;
 pub mod programs;
 pub mod recipe;
 mod samples;

@@ -20,7 +20,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use baton_access::ClientFiles;
+use baton_access::{AccessRole, ClientCredentials, ClientFiles, tokens};
+use baton_console::parent::Parent;
 use baton_job::{
     NodeId, Time,
     exit::{Failure, Outcome, bad_input, crash},
@@ -42,7 +43,7 @@ use self::{
     standby::{StandbyFlags, StandbyNode, StandbySetup},
     uplink::Uplink,
 };
-use crate::{link::Setup, logging, parent::Parent};
+use crate::{link::Setup, logging};
 
 /// Run this node's part of a job.
 #[derive(Debug, clap::Args)]
@@ -64,6 +65,9 @@ pub(crate) struct Args {
     standby_at_once: bool,
     #[command(flatten)]
     access: ClientFiles,
+    /// Take the agent's token from the coordinator's own file of tokens; `baton up` gives it.
+    #[arg(long, hide = true, value_name = "FILE")]
+    coordinator_tokens: Option<PathBuf>,
     /// Ranks to offer; by default one per GPU (or MIG part of a GPU), and one on a machine without GPUs.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_LOCAL_RANKS)))]
     ranks: Option<u32>,
@@ -87,6 +91,18 @@ pub(crate) struct Args {
     exit_with_parent: Option<Option<u32>>,
     #[command(flatten)]
     standby: StandbyFlags,
+}
+
+impl Args {
+    fn credentials(&self) -> Result<ClientCredentials, baton_access::Error> {
+        match &self.coordinator_tokens {
+            None => self.access.credentials(|name| std::env::var(name).ok()),
+            Some(file) => {
+                let token = tokens::of_role(file, AccessRole::Agent)?;
+                self.access.tls.credentials(Some(&token))
+            }
+        }
+    }
 }
 
 /// Input of the agent's loop.
@@ -160,8 +176,7 @@ impl Agent {
         let (queue, inputs) = mpsc::unbounded_channel();
         let gpus = Arc::new(Gpus::detect(args.ranks).await);
         let slots = args.ranks.unwrap_or_else(|| gpus.count().max(1));
-        let credentials =
-            args.access.credentials(|name| std::env::var(name).ok()).map_err(bad_input)?;
+        let credentials = args.credentials().map_err(bad_input)?;
         let uplink = Uplink::new(&args.coordinator, &credentials, queue.clone())?;
         let is_protected = uplink.has_tls() || credentials.has_token();
         let fabric = fabric::detect(&args.host);
@@ -266,7 +281,7 @@ impl Agent {
                         warn!(%failure, "not admitted; tries again");
                         self.last_refusal = failure.message;
                     }
-                    self.renew_token();
+                    self.renew_credentials();
                     return Ok(Event::Disconnected);
                 }
                 // By somebody else's coordinator, of another version.
@@ -403,10 +418,10 @@ impl Agent {
         has_moved.then_some(Event::Redirected)
     }
 
-    /// Reads the agent's token again: somebody may have replaced it, as that of the coordinator.
-    fn renew_token(&self) {
-        if let Ok(credentials) = self.args.access.credentials(|name| std::env::var(name).ok()) {
-            self.uplink.set_bearer(credentials.bearer());
+    /// Reads the agent's token and certificates again: somebody may have replaced them, as those of the coordinator.
+    fn renew_credentials(&mut self) {
+        if let Ok(credentials) = self.args.credentials() {
+            self.uplink.set_credentials(credentials);
         }
     }
 

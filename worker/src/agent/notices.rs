@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
-use baton_console::signals::is_ignored;
+use baton_console::{parent::Parent, signals::is_ignored};
 use baton_imds::{InterruptionNotice, NoticeSource, Settings};
 use baton_job::{
     Time,
@@ -16,7 +16,7 @@ use tokio::signal::unix::{self, SignalKind};
 use tracing::{info, warn};
 
 use super::{AgentInput, InputQueue};
-use crate::{parent::Parent, signals::SHUTDOWN_SIGNALS};
+use crate::signals::SHUTDOWN_SIGNALS;
 
 /// Time between two checks for the drain file.
 const DRAIN_FILE_POLL_INTERVAL: Duration = Duration::from_millis(500);

@@ -151,9 +151,15 @@ impl Uplink {
         Caller { endpoint: self.endpoint.clone(), bearer: self.bearer.clone() }
     }
 
-    /// Uses this token from the next connection on.
-    pub(super) fn set_bearer(&self, bearer: Bearer) {
-        *self.bearer.lock() = bearer;
+    /// Uses this token and these certificates from the next connection on.
+    pub(super) fn set_credentials(&mut self, credentials: ClientCredentials) {
+        *self.bearer.lock() = credentials.bearer();
+        let renewed = |old: &Endpoint| endpoint(&old.uri().to_string(), &credentials).ok();
+        if let Some(flag) = renewed(&self.flag_endpoint) {
+            self.flag_endpoint = flag;
+        }
+        self.lease_endpoint = self.lease_endpoint.as_ref().and_then(renewed);
+        self.credentials = credentials;
     }
 
     /// Error of the last failed connection.

@@ -20,6 +20,7 @@ use baton_collectives::{
     nccl::{self, NcclCollective},
     tcp::{self, TcpCollective},
 };
+use baton_console::parent::Parent;
 use baton_data::{CpuShare, InputType};
 use baton_job::{
     Generation, MeshSecret, Rank,
@@ -50,7 +51,6 @@ use self::inbox::{Begin, GenerationAssignment, Inbox, Meeting, Next};
 use crate::{
     link::{self, FromRank, Setup, SlotAssignment, ToRank},
     logging,
-    parent::Parent,
     signals::SHUTDOWN_SIGNALS,
 };
 

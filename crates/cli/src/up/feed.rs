@@ -110,8 +110,11 @@ pub(super) fn send_later(pause: Duration, input: Input, queue: &Queue) {
     });
 }
 
-/// Sends every signal that asks a process to end to the queue.
-pub(super) fn signals(queue: &Queue) -> Result<(), Failure> {
+/// Sends every signal that asks a process to end to the queue, as the `input` with its name.
+pub(crate) fn signals<T: Send + 'static>(
+    queue: &UnboundedSender<T>,
+    input: fn(&'static str) -> T,
+) -> Result<(), Failure> {
     let kinds = [
         (SignalKind::interrupt(), "Ctrl-C"),
         (SignalKind::terminate(), "SIGTERM"),
@@ -125,7 +128,7 @@ pub(super) fn signals(queue: &Queue) -> Result<(), Failure> {
         let queue = queue.clone();
         tokio::spawn(async move {
             while signals.recv().await.is_some() {
-                let _ = queue.send(Input::Signal(name));
+                let _ = queue.send(input(name));
             }
         });
     }

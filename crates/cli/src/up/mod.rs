@@ -5,9 +5,9 @@
 
 mod checkpoints;
 pub(crate) mod decide;
-mod feed;
+pub(crate) mod feed;
 pub(crate) mod programs;
-mod run_lock;
+pub(crate) mod run_lock;
 
 use std::{
     net::SocketAddr,
@@ -15,11 +15,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use baton_access::{
-    AccessRole, ClientCredentials, ServerFiles, TOKEN_VARIABLE, TlsFiles, Token, tokens,
-};
+use baton_access::{AccessRole, ClientCredentials, ServerFiles, TOKEN_VARIABLE, TlsFiles, tokens};
 use baton_checkpoint::SaveId;
-use baton_console::clock::unix_millis;
+use baton_console::{clock::unix_millis, parent::Parent};
 use baton_job::{
     Time,
     exit::{self, Failure, Outcome},
@@ -101,6 +99,9 @@ pub(crate) struct Args {
     /// Print events and progress as JSON lines
     #[arg(long)]
     json: bool,
+    /// Save and stop when the process that started this one ends, or at once if it is not this one
+    #[arg(long, hide = true, value_name = "PID")]
+    exit_with_parent: Option<u32>,
     #[command(flatten)]
     server: ServerFiles,
     #[command(flatten)]
@@ -108,20 +109,21 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// A token of this role, if the coordinator requires tokens.
-    fn token(&self, role: AccessRole) -> Result<Option<Token>, Failure> {
+    /// An operator's credentials, with a token if the coordinator requires one.
+    fn credentials(&self) -> Result<ClientCredentials, Failure> {
         let file = self.server.tokens.as_deref();
-        file.map(|file| tokens::of_role(file, role)).transpose().map_err(bad_input)
+        let token = file.map(|file| tokens::of_role(file, AccessRole::Operator)).transpose();
+        self.tls.credentials(token.map_err(bad_input)?.as_ref()).map_err(bad_input)
     }
 }
 
 /// Exit code after a second Ctrl-C, as in a shell: 128 + SIGINT.
-const INTERRUPTED: u8 = 130;
+pub(crate) const INTERRUPTED: u8 = 130;
 /// Maximum wait for a coordinator to serve: its store may be on a slow network.
 const SERVE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Maximum wait for the processes to end after the job's end. The coordinator itself waits 15 s for agents, and then
 /// runs a little longer.
-const EXIT_TIMEOUT: Duration = Duration::from_secs(30);
+pub(crate) const EXIT_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// How long a coordinator that crashes again and again is restarted.
 const RESTART_TIMEOUT: Duration = Duration::from_secs(3_600);
@@ -140,7 +142,10 @@ const DETACH_TIMEOUT: Duration = Duration::from_secs(1);
 pub(crate) async fn run(args: Args) -> Result<u8, Failure> {
     let (queue, mut inputs) = mpsc::unbounded_channel();
     // From here on: it may have to wait for an earlier run, or for a store.
-    feed::signals(&queue)?;
+    feed::signals(&queue, Input::Signal)?;
+    if let Some(parent) = args.exit_with_parent {
+        Parent::follow(Signal::TERM, Some(parent))?;
+    }
     let mut display = display::new(args.json);
     let prepared = tokio::select! {
         prepared = prepare(args, &mut *display) => prepared?,
@@ -299,8 +304,7 @@ impl Up {
             return Ok(end_before_the_start(&mut *self.display));
         };
         let address = Address::of_endpoint(&endpoint, &EndpointFile::path(&self.run_dir));
-        let operator = self.args.token(AccessRole::Operator)?;
-        let credentials = self.args.tls.credentials(operator.as_ref()).map_err(bad_input)?;
+        let credentials = self.args.credentials()?;
         let coordinator = Coordinator::at(address, &credentials)?;
 
         let status = coordinator.clone().status().await?;
@@ -353,7 +357,7 @@ impl Up {
                 Input::Status(status) => self.handle_status(*status),
                 Input::Moved(coordinator) => served.coordinator = *coordinator,
                 Input::SilenceCheck => self.check_silence(&mut served).await?,
-                Input::Refused(failure) => self.note_restart(failure.message),
+                Input::Refused(failure) => self.handle_refusal(&failure, &mut served),
                 Input::Event(event) => self.show_event(&event),
                 Input::Signal(name) => self.handle_signal(name, &served),
                 Input::Ended(kind, exit) => self.handle_exit(kind, exit, &mut served).await?,
@@ -417,6 +421,21 @@ impl Up {
     ) -> Result<(), Failure> {
         let command = self.programs.coordinator(&self.args, &self.run_dir, listen, start);
         self.start(ChildKind::Coordinator, command)
+    }
+
+    /// A coordinator that was restarted and does not accept this command has other tokens or certificates: those in the
+    /// files now, with which this command tries again.
+    fn handle_refusal(&mut self, failure: &Failure, served: &mut Served) {
+        self.note_restart(format!(
+            "{failure}; its tokens or certificates were replaced: until the files fit together, this command and its ranks \
+             are cut off; the ranks go on, and Ctrl-C saves their state"
+        ));
+        let Ok(credentials) = self.args.credentials() else { return };
+        let address = served.coordinator.address().clone();
+        if let Ok(coordinator) = Coordinator::at(address, &credentials) {
+            served.feeds.iter().for_each(AbortHandle::abort);
+            *served = self.serve_by(coordinator, credentials);
+        }
     }
 
     // ---- another coordinator ----
@@ -537,9 +556,10 @@ impl Up {
         let store = Some(self.spec.checkpoint.dir.as_str()).filter(|store| !store.is_empty());
         let mut command = self.programs.agent(&self.args, &self.run_dir, url, store);
         command.envs(self.args.tls.to_variables());
-        if let Some(token) = self.args.token(AccessRole::Agent)? {
-            // A token file in this command's environment belongs to a user, not to the agent.
-            command.env(TOKEN_VARIABLE, token.reveal()).env_remove("BATON_TOKEN_FILE");
+        if let Some(tokens) = &self.args.server.tokens {
+            // A token in this command's environment belongs to a user, not to the agent.
+            command.arg("--coordinator-tokens").arg(tokens);
+            command.env_remove(TOKEN_VARIABLE).env_remove("BATON_TOKEN_FILE");
         }
         self.start(ChildKind::Agent, command)
     }
@@ -610,8 +630,14 @@ impl Up {
                 self.set_outcome(limit_reached());
                 Ok(())
             }
+            // Nobody has seen that the job ended, so perhaps it has not reached the agent either.
+            (NextAction::Drained, ChildKind::Coordinator) if self.agent.is_running() => {
+                self.drain_agent("as requested");
+                Ok(())
+            }
             (NextAction::Drained, ChildKind::Coordinator) => {
-                self.set_outcome(Outcome::Drained { reason: "as requested".to_owned() });
+                let outcome = self.drained_without_coordinator().await;
+                self.set_outcome(outcome);
                 Ok(())
             }
             (NextAction::Drained, ChildKind::Agent) if self.agent_was_asked() => {
@@ -828,6 +854,14 @@ impl Up {
         if let Ok(Some(other)) = self.replacement(served).await {
             self.follow(other, served);
         }
+    }
+
+    /// Lets the agent save and stop without the coordinator, which has ended for this reason.
+    fn drain_agent(&mut self, reason: &str) {
+        let reason = reason.to_owned();
+        self.stop_request =
+            StopRequest::Drain { since: self.now(), reason, without_coordinator: true };
+        self.agent.signal(Signal::TERM);
     }
 
     /// The outcome once the agent has left without a coordinator. Only the store tells whether anything is saved.

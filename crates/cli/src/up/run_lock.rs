@@ -24,7 +24,7 @@ use crate::{
 
 /// The lock, held until this value is dropped and all child processes have ended.
 #[derive(Debug)]
-pub(super) struct RunLock {
+pub(crate) struct RunLock {
     _file: File,
 }
 
@@ -36,7 +36,7 @@ const IN_USE_AFTER: Duration = Duration::from_secs(3);
 impl RunLock {
     /// Creates the run folder and locks it. Waits up to `timeout` for processes of an earlier run to end; `waiting` is
     /// called once if it has to wait.
-    pub(super) async fn take(
+    pub(crate) async fn take(
         run_dir: &Path,
         timeout: Duration,
         mut waiting: impl FnMut(),

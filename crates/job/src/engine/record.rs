@@ -17,7 +17,7 @@ use crate::{
     plan::Placement,
     time::Time,
 };
-use baton_recipe::{JobSpec, Step};
+use baton_recipe::{JobSpec, Step, progress::Accuracy};
 
 /// Values with which a job began; they never change.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,6 +54,14 @@ pub enum Record {
         generation: Generation,
         /// Its result.
         evaluation: EvaluationResult,
+    },
+    /// The state with which training started knows a better evaluation than all that are recorded: one of the run that it
+    /// continues.
+    Best {
+        /// Updates made before it.
+        step: Step,
+        /// Its result.
+        accuracy: Accuracy,
     },
     /// A recovery ended, or its generation did.
     Recovery(Recovery),
@@ -289,6 +297,9 @@ impl Engine {
                 (Record::Saved(commit), Some(engine)) => engine.results.replay_commit(commit),
                 (Record::Evaluated { generation, evaluation }, Some(engine)) => {
                     engine.results.record_evaluation(*generation, evaluation.clone());
+                }
+                (Record::Best { step, accuracy }, Some(engine)) => {
+                    engine.results.best = Some((*step, accuracy.clone()));
                 }
                 (Record::Recovery(recovery), Some(engine)) => {
                     engine.recoveries.replay(recovery);

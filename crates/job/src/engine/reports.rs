@@ -19,7 +19,12 @@ use crate::{
     },
     time::Time,
 };
-use baton_recipe::{Epoch, Step, guard::Diagnosis, progress::Progress, spec::is_recorded};
+use baton_recipe::{
+    Epoch, Step,
+    guard::Diagnosis,
+    progress::{Accuracy, Progress},
+    spec::is_recorded,
+};
 
 impl Engine {
     pub(super) fn reported(
@@ -285,7 +290,16 @@ impl Engine {
                 self.evaluated(by, epoch, evaluation);
             }
         }
+        let recorded = self.results.best.take();
         self.results.best.clone_from(&progress.best);
+        let Some((step, accuracy)) = &progress.best else { return };
+        let is_known = |known: &(Step, Accuracy)| {
+            known.1.is_better_than(accuracy) || *known == (*step, accuracy.clone())
+        };
+        if !recorded.is_some_and(|recorded| is_known(&recorded)) {
+            let (step, accuracy) = (*step, accuracy.clone());
+            self.actions.push(Action::Persist(Record::Best { step, accuracy }));
+        }
     }
 
     pub(super) fn saved(&mut self, now: Time, commit: Commit) {

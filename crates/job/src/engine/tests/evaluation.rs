@@ -253,6 +253,36 @@ fn evaluations_survive_the_coordinator() {
 }
 
 #[test]
+fn the_best_evaluation_of_the_run_that_is_continued_survives_the_coordinator() {
+    let best_after_restart = |best: (u64, f64), known: (u64, f64)| {
+        let mut engine = training(&[1]);
+        let mut progress = Progress { step: Step(known.0), ..Progress::default() };
+        progress.record_evaluation(top1(known.1), None, Extent::Full);
+        // The newest evaluations of a state may lack it.
+        progress.best = Some((Step(best.0), top1(best.1)));
+        progress.step = Step(45);
+        let source = StateSource::Survivor { rank: Rank(0) };
+        let started = RankReport::Started { source, progress };
+        let mut records = vec![Record::Created(origin())];
+        for _ in 0..2 {
+            let actions = report(&mut engine, at(10.0), 0, started.clone());
+            records.extend(actions.into_iter().filter_map(|action| match action {
+                Action::Persist(record) => Some(record),
+                _ => None,
+            }));
+        }
+        let is_best = |record: &&Record| matches!(record, Record::Best { .. });
+        assert!(records.iter().filter(is_best).count() <= 1, "once: {records:?}");
+        let replayed = Engine::replay(&spec(1), &records, at(0.0)).unwrap().status().best;
+        assert_eq!(replayed, engine.status().best);
+        replayed.unwrap().0
+    };
+    assert_eq!(best_after_restart((10, 0.75), (40, 0.5)), Step(10));
+    assert_eq!(best_after_restart((10, 0.5), (40, 0.5)), Step(10), "the first of equal ones");
+    assert_eq!(best_after_restart((40, 0.5), (40, 0.5)), Step(40));
+}
+
+#[test]
 fn an_early_end_is_published_and_completes_the_job() {
     let mut engine = training(&[1]);
     let reason = "limits.target_top1 = 0.9 is reached: top-1 91.20 % after epoch 4".to_owned();

@@ -5,14 +5,14 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 
 /// The process that started this one.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Parent(Option<Pid>);
+pub struct Parent(Option<Pid>);
 
 impl Parent {
     /// Makes the kernel send this process a signal when its parent ends.
     ///
     /// # Errors
     /// The kernel refuses, or the parent is not `expected`: it had ended before this call.
-    pub(crate) fn follow(signal: Signal, expected: Option<u32>) -> Result<Self, Failure> {
+    pub fn follow(signal: Signal, expected: Option<u32>) -> Result<Self, Failure> {
         set_parent_process_death_signal(Some(signal))
             .map_err(|error| crash(format!("cannot follow the parent process: {error}")))?;
         let parent = getppid();
@@ -26,7 +26,7 @@ impl Parent {
     }
 
     /// Whether it has ended: this process has another parent then.
-    pub(crate) fn has_ended(self) -> bool {
+    pub fn has_ended(self) -> bool {
         getppid() != self.0
     }
 }
