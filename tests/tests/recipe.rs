@@ -312,3 +312,53 @@ async fn a_job_that_reaches_its_limit_saves_and_stops_with_its_own_exit_code() {
     assert_eq!(coordinator.code(), Some(4), "{}", cluster.log("coordinator"));
     assert!(!cluster.newest_state().is_empty());
 }
+
+#[tokio::test]
+async fn an_evaluation_shows_the_prediction_for_each_sample_and_the_scores_of_each_class() {
+    let folder = tempfile::tempdir().unwrap();
+    let few = few_digits(folder.path(), 32);
+    let network = "model={ arch='resnet18', num_classes=10 }";
+    let sizes = "train={ epochs=1, global_batch=16, resolution=32, virtual_ranks=1 }";
+    let mut cluster =
+        on(&few).set(network).set(sizes).set("evaluation={ every_epochs=1, batch=10 }");
+    cluster.start_coordinator(&[]).await;
+    cluster.start_agent("node", 1);
+    let (coordinator, _) = cluster.finish().await;
+    assert!(coordinator.success(), "{}", cluster.log("coordinator"));
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (weights, predictions) = (path("w.safetensors"), path("predictions.csv"));
+    let run_dir = cluster.run_dir().display().to_string();
+    baton(&["checkpoint", "export", "--run-dir", &run_dir, "--out", &weights]);
+
+    let recipe = cluster.recipe().display().to_string();
+    let mut arguments = vec!["eval", "--recipe", &recipe, "--weights", &weights, "--data", &few];
+    arguments.extend(["--set", network, "--set", sizes, "--set", "evaluation={ batch=10 }"]);
+    arguments.extend(["--predictions", &predictions, "--probabilities", "--by-class", "--json"]);
+    let run = Command::new(binary("baton")).args(&arguments).output().unwrap();
+    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+    let found: serde_json::Value = serde_json::from_slice(&run.stdout).unwrap();
+
+    let table = std::fs::read_to_string(&predictions).unwrap();
+    let mut lines = table.lines();
+    assert_eq!(
+        lines.next().unwrap(),
+        "sample,label,prediction,probability,p0,p1,p2,p3,p4,p5,p6,p7,p8,p9"
+    );
+    let mut confusion = vec![vec![0_u64; 10]; 10];
+    for (sample, line) in lines.enumerate() {
+        let values: Vec<f64> = line.split(',').map(|value| value.parse().unwrap()).collect();
+        assert_eq!(values[0], sample as f64);
+        let [label, prediction] = [values[1] as usize, values[2] as usize];
+        assert_eq!(values[3], values[4 + prediction], "{line}");
+        assert!(values[4..].iter().all(|probability| *probability <= values[3]), "{line}");
+        assert!((values[4..].iter().sum::<f64>() - 1.0).abs() < 1e-5, "{line}");
+        confusion[label][prediction] += 1;
+    }
+    assert_eq!(confusion.iter().flatten().sum::<u64>(), 32, "{table}");
+    assert_eq!(found["by_class"]["confusion"], serde_json::json!(confusion));
+    let right: u64 = (0..10).map(|class| confusion[class][class]).sum();
+    assert_eq!(found["top1"].as_f64().unwrap(), right as f64 / 32.0, "{found}");
+    let recall = found["by_class"]["classes"][3]["recall"].as_f64().unwrap();
+    let of_three: u64 = confusion[3].iter().sum();
+    assert_eq!(recall, confusion[3][3] as f64 / of_three as f64);
+}

@@ -2,8 +2,13 @@
 //! Fractions are 0..1, durations are seconds. A value that does not exist yet is `null`, as is a number that is
 //! infinite or NaN. The coordinator's messages are printed with their field names.
 
+use std::path::PathBuf;
+
 pub(crate) use baton_console::json::{line, print};
-use baton_data::{survey::Survey, write::Summary};
+use baton_data::{
+    survey::Survey,
+    write::{FinishedFile, Summary, WrittenTable},
+};
 use baton_plan::{RecipePlan, notice::MissedDeadline};
 use baton_proto::{
     AveragedAccuracy,
@@ -307,6 +312,30 @@ pub(crate) struct WrittenData {
     pub(crate) seconds: f64,
 }
 
+/// `baton data table --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct WrittenTableFiles {
+    /// The files written, that for training first.
+    pub(crate) files: Vec<WrittenFile>,
+    /// The lists of class names.
+    pub(crate) classes: Vec<ClassList>,
+    /// Number of bad rows left out.
+    pub(crate) skipped: u64,
+    /// The first of them: file, line, column and reason.
+    pub(crate) first_skipped: Vec<String>,
+    /// Duration of this run.
+    pub(crate) seconds: f64,
+}
+
+/// A file with the names of a field's classes, in order.
+#[derive(Debug, Serialize)]
+pub(crate) struct ClassList {
+    /// Name of the field.
+    pub(crate) field: String,
+    /// Path of the file.
+    pub(crate) path: String,
+}
+
 /// `baton data tokenize --json`.
 #[derive(Debug, Serialize)]
 pub(crate) struct TokenizedData {
@@ -407,6 +436,29 @@ pub(crate) struct WrittenFile {
     pub(crate) bytes: u64,
     /// Whether an earlier run wrote it.
     pub(crate) kept: bool,
+}
+
+impl WrittenTableFiles {
+    pub(crate) fn new(written: WrittenTable, seconds: f64) -> Self {
+        let file = |(path, finished): (PathBuf, FinishedFile)| WrittenFile {
+            path: path.display().to_string(),
+            samples: finished.samples,
+            bytes: finished.bytes,
+            kept: false,
+        };
+        let list = |(field, path): (String, PathBuf)| ClassList {
+            field,
+            path: path.display().to_string(),
+        };
+        let WrittenTable { files, classes, skipped, first_skipped } = written;
+        Self {
+            files: files.into_iter().map(file).collect(),
+            classes: classes.into_iter().map(list).collect(),
+            skipped,
+            first_skipped,
+            seconds,
+        }
+    }
 }
 
 impl WrittenData {

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`commands`] | one file per command |
 //! | [`up`] | `baton up`: runs and supervises coordinator and agent on this machine until the job ends |
+//! | [`sweep`] | `baton sweep`: many runs of a recipe, and their comparison |
 //! | [`top`] | `baton top`: the dashboard |
 //! | [`supervise`] | child processes and their restarts |
 //! | [`connect`] | finds the coordinator and calls it |
@@ -20,6 +21,7 @@ mod display;
 mod json;
 mod render;
 mod supervise;
+mod sweep;
 #[cfg(test)]
 mod testing;
 mod top;

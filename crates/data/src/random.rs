@@ -52,6 +52,8 @@ pub enum RandomPurpose {
     Store = 16,
     /// A synthetic signal.
     Signal = 17,
+    /// The settings of a trial of a sweep.
+    Trial = 18,
 }
 
 /// The sequence of one (seed, epoch, sample, purpose).

@@ -1,6 +1,8 @@
 //! Which samples are for validation: a function of their key, so that samples with the same key are in the same set,
 //! in whatever order they come and whatever else is in the files.
 
+use baton_data::write::KeySplit;
+
 use crate::samples::{LineFault, LineKeys};
 
 /// The set that a key belongs to.
@@ -13,8 +15,7 @@ pub(crate) enum SampleSet {
 /// How samples are divided.
 #[derive(Clone, Debug)]
 pub(crate) struct SampleSplit {
-    /// Hashes below it are for validation.
-    limit: u64,
+    split: KeySplit,
     /// The key of a line that decides; `None`: its whole text.
     by: Option<String>,
 }
@@ -22,8 +23,7 @@ pub(crate) struct SampleSplit {
 impl SampleSplit {
     /// `share` of the keys are for validation, on average.
     pub(crate) fn new(share: f64, by: Option<String>) -> Self {
-        // The cast saturates.
-        Self { limit: (share * 2f64.powi(64)) as u64, by }
+        Self { split: KeySplit::new([share]), by }
     }
 
     pub(crate) fn by(&self) -> Option<&str> {
@@ -44,9 +44,7 @@ impl SampleSplit {
     }
 
     fn of_key(&self, key: &str) -> SampleSet {
-        let hash = blake3::hash(key.as_bytes());
-        let (words, _) = hash.as_bytes().as_chunks::<8>();
-        if u64::from_le_bytes(words[0]) < self.limit { SampleSet::Val } else { SampleSet::Train }
+        if self.split.set(key) == 0 { SampleSet::Train } else { SampleSet::Val }
     }
 }
 

@@ -14,6 +14,8 @@ pub(super) const BYTES: &str =
     "{bar:40} {decimal_bytes}/{decimal_total_bytes}  {decimal_bytes_per_sec}  {eta} left";
 /// Template of a bar that counts samples.
 pub(super) const SAMPLES: &str = "{bar:40} {pos}/{len} samples  {per_sec}  {eta} left";
+/// Template of a bar that counts rows.
+pub(super) const ROWS: &str = "{bar:40} {pos} rows  {per_sec}";
 
 /// A progress bar, drawn on standard error if that is a terminal.
 pub(super) fn bar(template: &str, length: u64) -> ProgressBar {

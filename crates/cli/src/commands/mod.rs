@@ -6,7 +6,7 @@ pub(crate) mod checkpoint;
 mod completion;
 mod control;
 mod data;
-mod doctor;
+pub(crate) mod doctor;
 mod dtype;
 mod events;
 mod follow;
@@ -20,13 +20,14 @@ mod recoveries;
 mod status;
 mod submit;
 mod watch;
+mod worker;
 
 use std::num::NonZeroUsize;
 
 use baton_job::exit::Failure;
 use clap::{Parser, Subcommand};
 
-use crate::{top, up};
+use crate::{sweep, top, up};
 
 /// Trains on machines that may be interrupted: start a job, watch it, control it.
 #[derive(Debug, Parser)]
@@ -39,6 +40,7 @@ pub(crate) struct Cli {
 const AFTER_HELP: &str = "\
 Examples:
   baton up recipes/digits_cpu.toml --ranks 2     train here; run it again to resume
+  baton sweep digits_cpu --set seed=0..4         train with many settings, and compare them
   baton status                                   the job's current status
   baton top                                      a live dashboard with keys
   baton logs --follow                            the ranks' logs
@@ -65,6 +67,7 @@ Exit codes:
 #[derive(Debug, Subcommand)]
 enum Command {
     Up(up::Args),
+    Sweep(sweep::Args),
     Submit(submit::Args),
     Status(status::Args),
     Top(top::Args),
@@ -89,6 +92,8 @@ enum Command {
     Data(data::Command),
     #[command(subcommand)]
     Model(model::Command),
+    Eval(worker::EvalArgs),
+    Generate(worker::GenerateArgs),
     Doctor(doctor::Args),
     Cert(cert::Args),
     Completion(completion::Args),
@@ -99,6 +104,7 @@ impl Cli {
     pub(crate) async fn run(self) -> Result<u8, Failure> {
         let done = match self.command {
             Command::Up(args) => return up::run(args).await,
+            Command::Sweep(args) => return sweep::run(args).await,
             Command::Submit(args) => submit::run(args).await,
             Command::Status(args) => status::run(args).await,
             Command::Top(args) => top::run(args).await,
@@ -115,8 +121,13 @@ impl Cli {
             Command::Recipe(command) => return recipe::run(&command).await,
             Command::Aws(command) => return baton_aws::run(&command).await,
             Command::Plan(args) => plan::run(&args),
-            Command::Data(command) => data::run(&command),
+            // They may read a bucket, which blocks.
+            Command::Data(command) => {
+                checkpoint::folder::blocking(move || data::run(command)).await
+            }
             Command::Model(command) => model::run(&command),
+            Command::Eval(args) => Err(worker::eval(&args)),
+            Command::Generate(args) => Err(worker::generate(&args)),
             Command::Doctor(args) => doctor::run(&args).await,
             Command::Cert(args) => cert::run(&args),
             Command::Completion(args) => completion::run(&args),
@@ -150,9 +161,11 @@ mod tests {
     }
 
     /// Commands without `--json`, with the reason.
-    const WITHOUT_JSON: [(&str, &str); 4] = [
+    const WITHOUT_JSON: [(&str, &str); 6] = [
         ("baton alert", "runs until the job ends and prints no result"),
         ("baton completion", "prints a script for a shell"),
+        ("baton eval", "passes --json on to baton-worker"),
+        ("baton generate", "passes --json on to baton-worker"),
         ("baton top", "is a dashboard on a terminal"),
         ("baton track", "runs until the job ends and prints no result"),
     ];

@@ -21,8 +21,8 @@ impl CpuShare {
         Self(share(by_node(cpus, &nodes()), local_rank as usize, local_ranks as usize))
     }
 
-    /// Restricts this thread to these cores. Best effort: otherwise the thread is only slower.
-    pub(super) fn pin_thread(&self) {
+    /// Restricts this thread, and processes that it then starts, to these cores. Best effort: otherwise the thread is only slower.
+    pub fn pin_thread(&self) {
         if self.0.is_empty() {
             return;
         }

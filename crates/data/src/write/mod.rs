@@ -17,6 +17,8 @@
 //! | `jpeg` | libjpeg-turbo |
 //! | `pipeline` | threads that encode images, with results in order |
 //! | `images` | [`write_images`]: files, shards, bad images |
+//! | `split` | [`KeySplit`]: which of several files a sample is written to |
+//! | `table` | [`write_table`]: columns of CSV and TSV files |
 //! | `text` | [`TextWriter`]: token ids with labels |
 //! | `progress` | record of the finished shards |
 
@@ -30,6 +32,8 @@ mod jpeg;
 mod pipeline;
 mod progress;
 mod source;
+mod split;
+mod table;
 mod text;
 
 pub use self::{
@@ -41,5 +45,7 @@ pub use self::{
         ImageCounts, OnBadImage, Options, OutputFile, Summary, WriteEvent, shard_path, write_images,
     },
     source::{EXTENSIONS, Item, Source},
+    split::KeySplit,
+    table::{TableField, TableOptions, WrittenTable, write_table},
     text::{MAX_TEXT_TOKENS, TextWriter},
 };

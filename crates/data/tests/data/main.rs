@@ -13,6 +13,7 @@ mod loader;
 mod regression;
 mod sketch;
 mod summary;
+mod table;
 mod text;
 mod write;
 mod write_images;

@@ -569,6 +569,43 @@ impl TorchLearner {
         })
     }
 
+    /// Evaluates a batch that is not empty, and returns the network's outputs too, f32 of shape (samples, outputs) in the order
+    /// of the batch.
+    ///
+    /// # Errors
+    /// A target is invalid, or libtorch fails.
+    pub fn evaluate_samples(
+        &mut self,
+        batch: &Batch,
+        weights: EvaluatedWeights,
+    ) -> Result<(BatchEvaluation, Vec<f32>), Error> {
+        let Some((evaluation, outputs)) = self.evaluation_of(batch, weights, &mut || false)? else {
+            return Ok((BatchEvaluation::default(), Vec::new()));
+        };
+        let flat =
+            outputs.f_to_device(Device::Cpu).and_then(|outputs| outputs.f_to_kind(Kind::Float));
+        let flat = flat.and_then(|outputs| outputs.f_reshape([-1])).during("read the outputs")?;
+        Ok((evaluation, Vec::try_from(&flat).during("read the outputs")?))
+    }
+
+    /// The evaluation of a batch with the network's outputs; `None` if it was interrupted.
+    fn evaluation_of(
+        &mut self,
+        batch: &Batch,
+        weights: EvaluatedWeights,
+        is_interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<(BatchEvaluation, Tensor)>, Error> {
+        let _no_grad = tch::no_grad_guard();
+        self.refresh_for_evaluation()?;
+        self.task.check(batch)?;
+        let inputs = self.network.prepared(self.input.load(batch)?)?;
+        let state = self.evaluation_state(weights);
+        let outputs = self.evaluation_outputs(&inputs, state, is_interrupted)?;
+        let Some(outputs) = outputs else { return Ok(None) };
+        let evaluation = self.task.evaluate(batch, &outputs, &inputs.targets);
+        Ok(Some((evaluation.during("loss and metrics")?, outputs)))
+    }
+
     /// Outputs in evaluation mode, averaged with those for the mirrored images if the recipe requests it.
     fn evaluation_outputs(
         &self,
@@ -730,14 +767,8 @@ impl Learner for TorchLearner {
         if batch.is_empty() {
             return Ok(Some(BatchEvaluation::default()));
         }
-        let _no_grad = tch::no_grad_guard();
-        self.refresh_for_evaluation()?;
-        self.task.check(batch)?;
-        let inputs = self.network.prepared(self.input.load(batch)?)?;
-        let state = self.evaluation_state(weights);
-        let outputs = self.evaluation_outputs(&inputs, state, is_interrupted)?;
-        let Some(outputs) = outputs else { return Ok(None) };
-        self.task.evaluate(batch, &outputs, &inputs.targets).during("loss and metrics").map(Some)
+        let evaluated = self.evaluation_of(batch, weights, is_interrupted)?;
+        Ok(evaluated.map(|(evaluation, _)| evaluation))
     }
 
     fn write_texts(

@@ -3,6 +3,7 @@
 mod bench;
 mod inspect;
 mod synth;
+mod table;
 mod tokenize;
 mod verify;
 mod write;
@@ -19,6 +20,7 @@ use crate::failure::{bad_input, failed};
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Write(write::Args),
+    Table(table::Args),
     Tokenize(tokenize::Args),
     #[command(subcommand)]
     Synth(synth::Command),
@@ -27,14 +29,15 @@ pub(crate) enum Command {
     Bench(bench::Args),
 }
 
-pub(super) fn run(command: &Command) -> Result<(), Failure> {
+pub(super) fn run(command: Command) -> Result<(), Failure> {
     match command {
-        Command::Write(args) => write::run(args),
-        Command::Tokenize(args) => tokenize::run(args),
-        Command::Synth(command) => synth::run(command),
-        Command::Inspect(args) => inspect::run(args),
-        Command::Verify(args) => verify::run(args),
-        Command::Bench(args) => bench::run(args),
+        Command::Write(args) => write::run(&args),
+        Command::Table(args) => table::run(args),
+        Command::Tokenize(args) => tokenize::run(&args),
+        Command::Synth(command) => synth::run(&command),
+        Command::Inspect(args) => inspect::run(&args),
+        Command::Verify(args) => verify::run(&args),
+        Command::Bench(args) => bench::run(&args),
     }
 }
 

@@ -132,7 +132,7 @@ async fn program(name: &'static str) -> OtherProgram {
     }
 }
 
-async fn machine() -> Result<Machine, String> {
+pub(crate) async fn machine() -> Result<Machine, String> {
     let printed = printed("baton-worker", &["machine", "--json"]).await?;
     serde_json::from_str(&printed).map_err(|error| format!("its answer is no JSON: {error}"))
 }

@@ -1,16 +1,19 @@
 //! `baton-worker eval`: measures the accuracy of exported weights on a validation set.
 
+mod by_class;
+mod predictions;
+
 use std::path::{Path, PathBuf};
 
 use baton_access::bounded::{MAX_RECIPE_BYTES, read_text};
 use baton_console::json;
-use baton_data::{Dataset, Items, Loader, Options, Preprocessing, Request, Source};
+use baton_data::{Batch, Dataset, Items, Loader, Options, Preprocessing, Request, Source};
 use baton_job::{
     exit::{Failure, bad_input},
     ids::LocalRank,
     message::GeneratedText,
 };
-use baton_recipe::{JobSpec, progress::Accuracy, task};
+use baton_recipe::{JobSpec, progress::Accuracy, spec::LossKind, task};
 use baton_trainer::{
     BatchEvaluation, Error, EvaluatedWeights, Learner, combine_evaluations,
     torch::{self, TorchLearner, weights::Head},
@@ -18,6 +21,11 @@ use baton_trainer::{
 };
 use indicatif::ProgressBar;
 use serde::Serialize;
+
+use self::{
+    by_class::{ByClass, ClassCounter, probabilities},
+    predictions::PredictionFile,
+};
 
 /// Measure the accuracy of exported weights.
 #[derive(Debug, clap::Args)]
@@ -41,6 +49,16 @@ pub(crate) struct Args {
     /// Print this many of the texts that a language model writes; the recipe needs evaluation.generate.
     #[arg(long, value_name = "N", default_value_t = 0)]
     show: usize,
+    /// Write the prediction for every sample to this CSV file: sample, label, prediction, probability; of a regression
+    /// sample, targets, predictions.
+    #[arg(long, value_name = "FILE")]
+    predictions: Option<PathBuf>,
+    /// Write the probabilities of all classes there, too.
+    #[arg(long, requires = "predictions")]
+    probabilities: bool,
+    /// Show precision, recall and F1 of each class, which classes are confused, and how calibrated probabilities are.
+    #[arg(long)]
+    by_class: bool,
     /// Print one JSON object.
     #[arg(long)]
     json: bool,
@@ -53,6 +71,18 @@ struct EvaluatedFile {
     accuracy: Accuracy,
     /// All texts that a language model wrote.
     texts: Vec<GeneratedText>,
+    /// With `--by-class`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    by_class: Option<ByClass>,
+}
+
+/// What is kept of single samples.
+struct SampleOutputs {
+    /// Number of classes, or of outputs of a regression.
+    outputs: usize,
+    is_classification: bool,
+    file: Option<PredictionFile>,
+    classes: Option<ClassCounter>,
 }
 
 /// Evaluates and prints.
@@ -83,18 +113,77 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     if let Some(weights) = weights {
         torch::weights::load(&mut learner, weights, Head::FromFile).map_err(bad_input)?;
     }
-    let (evaluations, texts) = evaluate(&mut learner, set, &spec)?;
+    let mut samples = SampleOutputs::new(args, &spec)?;
+    let (evaluations, texts) = evaluate(&mut learner, set, &spec, &mut samples)?;
+    samples.file.map_or(Ok(()), PredictionFile::finish)?;
     let accuracy = combine_evaluations(&evaluations.iter().collect::<Vec<_>>(), &texts, &spec);
-    let evaluated = EvaluatedFile { accuracy, texts };
-    json::print(args.json, &evaluated, |EvaluatedFile { accuracy, texts }| {
+    let by_class = samples.classes.map(ClassCounter::finish);
+    let evaluated = EvaluatedFile { accuracy, texts, by_class };
+    json::print(args.json, &evaluated, |EvaluatedFile { accuracy, texts, by_class }| {
         let shown = accuracy.metrics.iter().map(task::display);
         let shown = shown.collect::<Vec<_>>().join(", ");
         let what = if is_language_model { "predicted tokens" } else { "samples" };
         let metrics = format!("{shown} on {} {what}", accuracy.samples);
         let texts = texts.iter().take(args.show).map(shown_text);
-        std::iter::once(metrics).chain(texts).collect::<Vec<_>>().join("\n\n")
+        let classes = by_class.as_ref().map(ByClass::text);
+        std::iter::once(metrics).chain(classes).chain(texts).collect::<Vec<_>>().join("\n\n")
     });
     Ok(())
+}
+
+impl SampleOutputs {
+    fn new(args: &Args, spec: &JobSpec) -> Result<Self, Failure> {
+        let is_classification = spec.loss.kind == LossKind::CrossEntropy;
+        let has_outputs =
+            is_classification || matches!(spec.loss.kind, LossKind::Mse | LossKind::Huber);
+        if args.predictions.is_some() && !has_outputs {
+            return Err(bad_input(
+                "--predictions needs a classification or a regression: other networks give losses, not predictions",
+            ));
+        }
+        if (args.by_class || args.probabilities) && !is_classification {
+            return Err(bad_input("--by-class and --probabilities need a classification"));
+        }
+        let outputs = spec.model.num_classes as usize;
+        let create = |path: &PathBuf| {
+            PredictionFile::create(path, outputs, is_classification, args.probabilities)
+        };
+        Ok(Self {
+            outputs,
+            is_classification,
+            file: args.predictions.as_ref().map(create).transpose()?,
+            classes: args.by_class.then(|| ClassCounter::new(outputs)),
+        })
+    }
+
+    /// Whether the outputs are needed.
+    fn is_used(&self) -> bool {
+        self.file.is_some() || self.classes.is_some()
+    }
+
+    /// Takes the outputs for a batch.
+    fn add(&mut self, batch: &Batch, targets: &[f32], outputs: &[f32]) -> Result<(), Failure> {
+        let targets = targets.chunks(self.outputs).map(Some).chain(std::iter::repeat(None));
+        let samples =
+            batch.samples.iter().zip(outputs.chunks(self.outputs)).zip(targets).enumerate();
+        for (position, ((sample, outputs), targets)) in samples {
+            if !self.is_classification {
+                if let (Some(file), Some(targets)) = (&mut self.file, targets) {
+                    file.add_values(*sample, targets, outputs)?;
+                }
+                continue;
+            }
+            let (label, probabilities) = (batch.labels[position], probabilities(outputs));
+            if let Some(file) = &mut self.file {
+                file.add_class(*sample, label, &probabilities)?;
+            }
+            if let Some(classes) = &mut self.classes {
+                // The task has checked the label.
+                classes.add(label as usize, &probabilities);
+            }
+        }
+        Ok(())
+    }
 }
 
 /// A text that the model wrote, after what it was given.
@@ -106,7 +195,8 @@ fn evaluate(
     learner: &mut TorchLearner,
     set: Dataset,
     spec: &JobSpec,
-) -> Result<(Vec<BatchEvaluation>, Vec<GeneratedText>), Error> {
+    samples: &mut SampleOutputs,
+) -> Result<(Vec<BatchEvaluation>, Vec<GeneratedText>), Failure> {
     let preprocessing = Preprocessing::Evaluate {
         resolution: spec.evaluation_resolution(),
         resize: spec.data.resize,
@@ -124,8 +214,12 @@ fn evaluate(
     let bar = ProgressBar::new(len + spec.evaluation.texts(len));
     let (mut evaluations, mut written) = (Vec::new(), Vec::new());
     let weights = EvaluatedWeights::Raw;
-    while let Some(batch) = loader.next().transpose()? {
-        if bar.position() < len {
+    while let Some(batch) = loader.next().transpose().map_err(Error::from)? {
+        if bar.position() < len && samples.is_used() && !batch.is_empty() {
+            let (evaluation, outputs) = learner.evaluate_samples(&batch, weights)?;
+            samples.add(&batch, &evaluation.targets, &outputs)?;
+            evaluations.push(evaluation);
+        } else if bar.position() < len {
             evaluations.extend(learner.evaluate(&batch, weights, &mut || false)?);
         } else {
             let texts = learner.write_texts(&batch, weights, &mut || false)?;

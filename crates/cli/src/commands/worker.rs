@@ -1,0 +1,55 @@
+//! `baton eval` and `baton generate`: commands of `baton-worker`, which has libtorch.
+
+use std::{ffi::OsString, os::unix::process::CommandExt, process::Command};
+
+use baton_console::programs;
+use baton_job::exit::Failure;
+
+use crate::failure::failed;
+
+/// Measure weights on a data set: the metrics, the prediction for each sample, scores by class
+#[derive(Debug, clap::Args)]
+#[command(
+    disable_help_flag = true,
+    after_help = "Examples:\n  baton eval --help\n  baton eval --weights resnet50.safetensors --data val.beton --by-class"
+)]
+pub(crate) struct EvalArgs {
+    #[command(flatten)]
+    passed: PassedArguments,
+}
+
+/// Let a language model write
+#[derive(Debug, clap::Args)]
+#[command(
+    disable_help_flag = true,
+    after_help = "Examples:\n  baton generate --help\n  baton generate --recipe r.toml --weights adapter.safetensors --prompt \"Write a haiku.\""
+)]
+pub(crate) struct GenerateArgs {
+    #[command(flatten)]
+    passed: PassedArguments,
+}
+
+#[derive(Debug, clap::Args)]
+struct PassedArguments {
+    /// See `--help`
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<OsString>,
+}
+
+pub(crate) fn eval(args: &EvalArgs) -> Failure {
+    become_worker("eval", &args.passed)
+}
+
+pub(crate) fn generate(args: &GenerateArgs) -> Failure {
+    become_worker("generate", &args.passed)
+}
+
+/// Returns only if it fails.
+fn become_worker(command: &str, PassedArguments { arguments }: &PassedArguments) -> Failure {
+    let worker = match programs::find("baton-worker") {
+        Ok(worker) => worker,
+        Err(failure) => return failure,
+    };
+    let error = Command::new(&worker).arg(command).args(arguments).exec();
+    failed(format!("{} does not start: {error}", worker.display()))
+}

@@ -1,0 +1,615 @@
+//! `baton sweep`: trains a recipe with many settings, each an ordinary `baton up` in a run folder of its own.
+//!
+//! [`space`] makes the trials of the flags, [`record`] reads from a run folder what a trial has reached, [`halving`] decides
+//! what each one does next, [`table`] shows the results. All of this is read anew whenever a trial ends, so a sweep that is
+//! killed continues where it was; [`folder`] keeps the list of trials.
+
+mod folder;
+mod halving;
+mod page;
+mod record;
+mod space;
+mod table;
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    time::{Duration, Instant},
+};
+
+use baton_console::output;
+use baton_data::CpuShare;
+use baton_job::{
+    exit::{self, Failure},
+    plan::MAX_LOCAL_RANKS,
+};
+use baton_recipe::JobSpec;
+use rustix::process::Signal;
+use tokio::{process::Command, sync::mpsc};
+
+use self::{
+    folder::SweepFolder,
+    halving::{Decision, Halving, Reached, TrialEnd},
+    record::{SavedEnd, TrialRecord},
+    space::TrialSettings,
+    table::{SweepResults, configurations, folder_name},
+};
+use crate::{
+    commands::{doctor, recipe},
+    connect::RUNS,
+    failure::{bad_input, failed},
+    human, json, render,
+    supervise::{Child, Exit},
+    up::{EXIT_TIMEOUT, INTERRUPTED, feed, run_lock::RunLock},
+};
+
+/// Train a recipe with many settings, and compare the results
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+Examples:
+  baton sweep digits_cpu --set schedule.peak_lr=1e-3,3e-4 --set seed=0..4    ten trials: two rates, five seeds
+  baton sweep digits_cpu --set schedule.peak_lr='loguniform(1e-4,1e-2)' --random 20
+  baton sweep digits_cpu --set schedule.peak_lr=1e-2,3e-3,1e-3,3e-4 --halving 1,3    keep the better half twice
+  baton sweep digits_cpu --trials trials.jsonl       a JSON object for each trial: {\"seed\": 1, \"train.epochs\": 3}
+  baton sweep digits_cpu --set seed=0..7 --at-once 8                         one trial for each GPU
+
+Each trial is an ordinary run, in a folder 000, 001, … below --dir: `baton top --run-dir DIR/003` shows it, its
+checkpoints are in it. The same command continues a sweep that was stopped or killed; with more values it adds trials.
+DIR/results.csv and DIR/results.html have the results so far. Trials that differ in `seed` only are one configuration:
+the table shows mean and standard deviation of their last evaluations, by the first metric of the recipe's task.
+
+Ctrl-C saves every trial that trains and stops; a second one stops immediately.
+Exit codes: 0 all trials have a result, 75 saved and stopped, 1 some trials failed and may be tried again, 2 bad input, \
+130 stopped immediately.")]
+pub(crate) struct Args {
+    /// Recipe file, or the name of a recipe in recipes/
+    #[arg(value_name = "RECIPE")]
+    recipe: PathBuf,
+    /// AxisValues of a key: one for all trials, several with commas between them, whole numbers as 0..4 (with both ends), or
+    /// with --random uniform(LOW,HIGH) or loguniform(LOW,HIGH); may be repeated
+    #[arg(long = "set", value_name = "KEY=VALUES")]
+    axes: Vec<String>,
+    /// Try so many combinations, chosen at random, in place of all
+    #[arg(long, value_name = "N", conflicts_with = "trials")]
+    random: Option<usize>,
+    /// Seed of that choice
+    #[arg(long, value_name = "N", default_value_t = 0, requires = "random")]
+    random_seed: u64,
+    /// File with a JSON object of settings on each line, one for each trial
+    #[arg(long, value_name = "FILE")]
+    trials: Option<PathBuf>,
+    /// Compare all trials after these numbers of evaluations; only the better ones go on
+    #[arg(long, value_name = "N,N,…", value_delimiter = ',')]
+    halving: Vec<usize>,
+    /// Share of the configurations that go on after each comparison
+    #[arg(long, value_name = "SHARE", default_value_t = 0.5, requires = "halving")]
+    keep: f64,
+    /// Trials that train at the same time; they share the GPUs and cores of this machine
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_LOCAL_RANKS)))]
+    at_once: u32,
+    /// Number of ranks of each trial [default: one for each of its GPUs, or one without a GPU]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_LOCAL_RANKS)))]
+    ranks: Option<u32>,
+    /// Folder for the run folders of the trials [default: runs/NAME-sweep, with the recipe's name]
+    #[arg(long, value_name = "DIR")]
+    dir: Option<PathBuf>,
+    /// Print the results as JSON
+    #[arg(long, conflicts_with = "csv")]
+    json: bool,
+    /// Print the results as comma-separated values
+    #[arg(long)]
+    csv: bool,
+}
+
+/// Time between two looks at the evaluations of trials that are to be compared.
+const COMPARE_INTERVAL: Duration = Duration::from_secs(1);
+/// Time between two lines about the trials that train.
+const PROGRESS_INTERVAL: Duration = Duration::from_secs(30);
+
+/// Trains all trials and returns the exit code.
+pub(crate) async fn run(mut args: Args) -> Result<u8, Failure> {
+    let (queue, mut inputs) = mpsc::unbounded_channel();
+    feed::signals(&queue, Input::Signal)?;
+    args.recipe = recipe::find(&args.recipe);
+    let halving = args.halving()?;
+    let wanted = args.trials()?;
+    let first = recipe::read(&args.recipe, &wanted[0])?;
+    let dir =
+        args.dir.clone().unwrap_or_else(|| Path::new(RUNS).join(format!("{}-sweep", first.name)));
+    let slots = slots(args.at_once, args.ranks).await?;
+    let drain = Duration::from_secs_f64(first.cluster.drain_seconds);
+    let lock = tokio::select! {
+        lock = RunLock::take(&dir, drain + EXIT_TIMEOUT, || {
+            output::note("waiting for trials of an earlier start to save and stop");
+        }) => lock?,
+        _ = inputs.recv() => return Ok(exit::DRAINED),
+    };
+    let folder = SweepFolder::open(&dir, &wanted)?;
+    let mut trials = Vec::new();
+    for (number, settings) in folder.trials.iter().enumerate() {
+        trials.push(Trial::new(&args.recipe, &dir, number, settings)?);
+    }
+    let (start, failures) = (Instant::now(), BTreeMap::new());
+    let running = slots.iter().map(|_| None).collect();
+    let stop = None;
+    let sweep = Sweep {
+        args,
+        dir,
+        name: first.name,
+        halving,
+        trials,
+        slots,
+        running,
+        failures,
+        stop,
+        queue,
+        start,
+    };
+    let ended = sweep.run(&mut inputs).await;
+    drop(lock);
+    ended
+}
+
+impl Args {
+    fn halving(&self) -> Result<Halving, Failure> {
+        if self.halving.first() == Some(&0) || !self.halving.is_sorted_by(|one, next| one < next) {
+            return Err(bad_input(
+                "--halving takes increasing numbers of evaluations, such as 1,3",
+            ));
+        }
+        if !(self.keep > 0.0 && self.keep < 1.0) {
+            return Err(bad_input(format!("--keep {}: must be above 0 and below 1", self.keep)));
+        }
+        Ok(Halving { after: self.halving.clone(), keep: self.keep })
+    }
+
+    /// The trials that the flags ask for, at least one.
+    fn trials(&self) -> Result<Vec<TrialSettings>, Failure> {
+        let axes: Result<Vec<_>, String> = self.axes.iter().map(|text| space::axis(text)).collect();
+        let axes = axes.map_err(bad_input)?;
+        match (&self.trials, self.random) {
+            (Some(file), _) => {
+                let text = recipe::text(file).map_err(|error| recipe::about(file, error))?;
+                space::listed(&text, &axes).map_err(|problem| recipe::about(file, problem))
+            }
+            (None, Some(0)) => Err(bad_input("--random 0: give the number of trials, at least 1")),
+            (None, Some(count)) => space::random(&axes, count, self.random_seed).map_err(bad_input),
+            (None, None) => space::grid(&axes).map_err(bad_input),
+        }
+    }
+}
+
+/// What a trial may use of this machine: its part of the cores, and its GPUs if there are several trials at once.
+#[derive(Debug)]
+struct MachineShare {
+    cores: CpuShare,
+    gpus: Option<String>,
+}
+
+/// The slots of this machine.
+async fn slots(count: u32, ranks: Option<u32>) -> Result<Vec<MachineShare>, Failure> {
+    if count == 1 {
+        return Ok(vec![MachineShare { cores: CpuShare::of_rank(0, 1), gpus: None }]);
+    }
+    let devices: Vec<String> = match std::env::var("CUDA_VISIBLE_DEVICES") {
+        Ok(list) => {
+            list.split(',').map(str::to_owned).filter(|device| !device.is_empty()).collect()
+        }
+        Err(_) => {
+            let machine = doctor::machine().await.map_err(failed)?;
+            (0..machine.gpus.len()).map(|device| device.to_string()).collect()
+        }
+    };
+    let shares = gpu_shares(&devices, count, ranks).map_err(bad_input)?;
+    let slot = |(number, gpus)| MachineShare { cores: CpuShare::of_rank(number, count), gpus };
+    Ok((0..count).zip(shares).map(slot).collect())
+}
+
+/// The GPUs of each of `count` slots, as `CUDA_VISIBLE_DEVICES` has them; `None` on a machine without.
+fn gpu_shares(
+    devices: &[String],
+    count: u32,
+    ranks: Option<u32>,
+) -> Result<Vec<Option<String>>, String> {
+    let count = count as usize;
+    if devices.is_empty() {
+        return Ok(vec![None; count]);
+    }
+    let each = ranks.map_or(devices.len() / count, |ranks| ranks as usize);
+    if each == 0 || each * count > devices.len() {
+        let gpus = human::count(devices.len() as u64, "GPU");
+        return Err(format!(
+            "--at-once {count}: there are too few GPUs, {gpus}; each rank needs one"
+        ));
+    }
+    Ok(devices.chunks(each).take(count).map(|share| Some(share.join(","))).collect())
+}
+
+/// A trial and how it is started.
+#[derive(Debug)]
+struct Trial {
+    settings: TrialSettings,
+    /// What `baton up` gets: the settings, and a place for checkpoints that no other trial has.
+    overrides: TrialSettings,
+    run_dir: PathBuf,
+    spec: JobSpec,
+}
+
+impl Trial {
+    /// # Errors
+    /// The recipe does not accept the settings, or is not the one that the trial was trained with.
+    fn new(
+        recipe: &Path,
+        dir: &Path,
+        number: usize,
+        settings: &TrialSettings,
+    ) -> Result<Self, Failure> {
+        let name = folder_name(number);
+        let read = |overrides: &TrialSettings| {
+            recipe::read(recipe, overrides).map_err(|failure| Failure {
+                message: format!("trial {name} ({}): {failure}", settings.join(" ")),
+                ..failure
+            })
+        };
+        let mut overrides = settings.clone();
+        let mut spec = read(&overrides)?;
+        if !spec.checkpoint.dir.is_empty() {
+            let place = format!("{}/{name}", spec.checkpoint.dir.trim_end_matches('/'));
+            overrides.push(format!("checkpoint.dir={}", toml::Value::String(place)));
+            spec = read(&overrides)?;
+        }
+        let run_dir = dir.join(&name);
+        if let Some(change) = record::changed_since(&run_dir, &spec) {
+            return Err(bad_input(format!(
+                "trial {name} in {} has ended with another recipe ({change}): choose another --dir",
+                dir.display()
+            )));
+        }
+        Ok(Self { settings: settings.clone(), overrides, run_dir, spec })
+    }
+}
+
+/// An input of the loop.
+#[derive(Debug)]
+enum Input {
+    /// The trial in this slot ended.
+    Ended(usize, Exit),
+    /// A signal that asks the sweep to end.
+    Signal(&'static str),
+}
+
+/// A trial that trains.
+struct Running {
+    trial: usize,
+    child: Child,
+    /// Number of evaluations after which it is to stop.
+    until: Option<usize>,
+    /// Whether it was asked to save and stop.
+    is_stopping: bool,
+    since: Instant,
+}
+
+/// Why no further trial is started.
+enum Stop {
+    /// A signal, or a trial whose machine is taken away.
+    Asked(String),
+    /// A trial that cannot be trained, as none can then.
+    Failed(Failure),
+    /// A second signal.
+    AtOnce,
+}
+
+struct Sweep {
+    args: Args,
+    dir: PathBuf,
+    name: String,
+    halving: Halving,
+    trials: Vec<Trial>,
+    slots: Vec<MachineShare>,
+    /// For each slot.
+    running: Vec<Option<Running>>,
+    /// Why trials failed since this start, by number.
+    failures: BTreeMap<usize, String>,
+    stop: Option<Stop>,
+    queue: mpsc::UnboundedSender<Input>,
+    start: Instant,
+}
+
+impl Sweep {
+    async fn run(mut self, inputs: &mut mpsc::UnboundedReceiver<Input>) -> Result<u8, Failure> {
+        let trials = human::count(self.trials.len() as u64, "trial");
+        output::note(format!("{trials} of {} in {}", self.name, self.dir.display()));
+        let mut look = tokio::time::interval(COMPARE_INTERVAL);
+        let mut progress = tokio::time::interval(PROGRESS_INTERVAL);
+        progress.reset();
+        self.start_trials()?;
+        while self.running.iter().any(Option::is_some) {
+            tokio::select! {
+                Some(input) = inputs.recv() => match input {
+                    Input::Ended(slot, exit) => {
+                        self.ended(slot, exit);
+                        self.start_trials()?;
+                    }
+                    Input::Signal(name) => self.handle_signal(name),
+                },
+                _ = look.tick() => self.stop_compared(),
+                _ = progress.tick() => self.show_progress(),
+            }
+        }
+        let results = self.write_results()?;
+        if let Some(Stop::Failed(failure)) = self.stop {
+            return Err(failure);
+        }
+        if self.args.json {
+            output::line(json::line(&results.json()));
+        } else if self.args.csv {
+            output::line(results.csv().trim_end());
+        } else {
+            output::line(results.text());
+        }
+        output::note(format!(
+            "{} since this start; the tables are also in {1}/results.csv and {1}/results.html",
+            human::duration(self.start.elapsed().as_secs_f64()),
+            self.dir.display()
+        ));
+        match self.stop {
+            Some(Stop::AtOnce | Stop::Failed(_)) => Ok(INTERRUPTED),
+            Some(Stop::Asked(reason)) => {
+                output::note(format!("saved and stopped ({reason}); the same command continues"));
+                Ok(exit::DRAINED)
+            }
+            None if self.failures.is_empty() => Ok(exit::OK),
+            None => {
+                let count = human::count(self.failures.len() as u64, "trial");
+                Err(failed(format!("{count} failed; the same command tries again")))
+            }
+        }
+    }
+
+    /// What all trials have reached, and what each one does next.
+    fn look(&self) -> (Vec<TrialRecord>, Vec<Decision>) {
+        let records: Vec<TrialRecord> =
+            self.trials.iter().map(|trial| TrialRecord::read(&trial.run_dir)).collect();
+        let decisions = self.decide(&records);
+        (records, decisions)
+    }
+
+    fn decide(&self, records: &[TrialRecord]) -> Vec<Decision> {
+        let of_trials = configurations(&self.settings());
+        let reached = records.iter().zip(of_trials).enumerate();
+        let reached = reached.map(|(number, (record, configuration))| Reached {
+            configuration,
+            scores: record.evaluations.iter().map(record::EvaluatedTrial::score).collect(),
+            end: match record.end {
+                _ if self.failures.contains_key(&number) => Some(TrialEnd::Failed),
+                SavedEnd::Open => None,
+                SavedEnd::Completed | SavedEnd::LimitReached(_) => Some(TrialEnd::Finished),
+                SavedEnd::Diverged(_) => Some(TrialEnd::Failed),
+            },
+        });
+        self.halving.decide(&reached.collect::<Vec<_>>())
+    }
+
+    fn settings(&self) -> Vec<TrialSettings> {
+        self.trials.iter().map(|trial| trial.settings.clone()).collect()
+    }
+
+    /// Starts trials in the free slots, and writes the results so far.
+    fn start_trials(&mut self) -> Result<(), Failure> {
+        self.write_results()?;
+        if self.stop.is_some() {
+            return Ok(());
+        }
+        let (_, decisions) = self.look();
+        let mut waiting =
+            decisions.iter().enumerate().filter_map(|(trial, decision)| match decision {
+                Decision::Train { until } => Some((trial, *until)),
+                _ => None,
+            });
+        for slot in 0..self.slots.len() {
+            if self.running[slot].is_some() {
+                continue;
+            }
+            let trains = |running: &Option<Running>, trial| {
+                running.as_ref().is_some_and(|running| running.trial == trial)
+            };
+            let next = waiting
+                .find(|(trial, _)| !self.running.iter().any(|running| trains(running, *trial)));
+            let Some((trial, until)) = next else { break };
+            self.running[slot] = Some(self.start_trial(slot, trial, until)?);
+        }
+        Ok(())
+    }
+
+    fn start_trial(
+        &self,
+        slot: usize,
+        number: usize,
+        until: Option<usize>,
+    ) -> Result<Running, Failure> {
+        let trial = &self.trials[number];
+        let program = std::env::current_exe().map_err(|error| {
+            failed(format!("the program of this process is not known: {error}"))
+        })?;
+        let mut command = Command::new(program);
+        command.arg("up").arg(&self.args.recipe).arg("--run-dir").arg(&trial.run_dir);
+        command.args([
+            "--listen",
+            "127.0.0.1:0",
+            "--exit-with-parent",
+            &std::process::id().to_string(),
+        ]);
+        for setting in &trial.overrides {
+            command.args(["--set", setting]);
+        }
+        if let Some(ranks) = self.args.ranks {
+            command.args(["--ranks", &ranks.to_string()]);
+        }
+        if let Some(gpus) = &self.slots[slot].gpus {
+            command.env("CUDA_VISIBLE_DEVICES", gpus);
+        }
+        let mut child = Child::new("trial", trial.run_dir.join("logs/up.log"));
+        let queue = self.queue.clone();
+        // The child inherits the cores of this thread.
+        let all = CpuShare::of_rank(0, 1);
+        self.slots[slot].cores.pin_thread();
+        let started = child.start(command, move |exit| {
+            let _ = queue.send(Input::Ended(slot, exit));
+        });
+        all.pin_thread();
+        started?;
+        output::note(format!(
+            "{}: trains; `baton top --run-dir {}` shows it",
+            self.label(number),
+            trial.run_dir.display()
+        ));
+        Ok(Running { trial: number, child, until, is_stopping: false, since: Instant::now() })
+    }
+
+    /// `003 (schedule.peak_lr=1e-3 seed=0)`
+    fn label(&self, trial: usize) -> String {
+        format!("{} ({})", folder_name(trial), self.trials[trial].settings.join(" "))
+    }
+
+    fn ended(&mut self, slot: usize, exit: Exit) {
+        let Some(mut running) = self.running[slot].take() else { return };
+        running.child.ended();
+        let number = running.trial;
+        let record = TrialRecord::read(&self.trials[number].run_dir);
+        let code = match exit {
+            Exit::Code(code) => u8::try_from(code).unwrap_or(exit::FAILED),
+            Exit::Signal(_) => exit::FAILED,
+        };
+        let error = running.child.last_error().or_else(|| record.failure.clone());
+        let why = error
+            .unwrap_or_else(|| format!("`baton up` {exit}; see {}", running.child.log().display()));
+        let label = self.label(number);
+        let after = human::duration(running.since.elapsed().as_secs_f64());
+        match (code, &record.end) {
+            (_, SavedEnd::Diverged(reason)) => output::note(format!("{label}: diverged: {reason}")),
+            (exit::OK, _) | (exit::LIMIT_REACHED, _) => {
+                output::note(format!("{label}: {} after {after}", shown(&record)));
+            }
+            (exit::DRAINED, _) if running.is_stopping => {
+                output::note(format!("{label}: saved, {}", shown(&record)));
+            }
+            // Its machine will be taken away, or a user asked for it.
+            (exit::DRAINED, _) => {
+                output::note(format!("{label}: saved and stopped, not by this sweep"));
+                self.request_stop(Stop::Asked(format!("trial {} was", folder_name(number))));
+            }
+            (exit::BAD_INPUT, _) => {
+                let failure = bad_input(format!("trial {label}: {why}"));
+                self.request_stop(Stop::Failed(failure));
+            }
+            _ if running.is_stopping => {}
+            (exit::STOPPED, _) => {
+                self.failures.insert(number, "stopped by `baton stop`".to_owned());
+            }
+            _ => {
+                output::note(format!("{label}: failed: {why}"));
+                self.failures.insert(number, why);
+            }
+        }
+    }
+
+    fn handle_signal(&mut self, name: &'static str) {
+        if self.stop.is_some() {
+            self.stop = Some(Stop::AtOnce);
+            self.running.iter().flatten().for_each(|running| running.child.signal(Signal::KILL));
+        } else {
+            output::note("saving and stopping; press Ctrl-C again to stop immediately");
+            self.request_stop(Stop::Asked(name.to_owned()));
+        }
+    }
+
+    /// Starts no further trial, and lets those that train save and stop.
+    fn request_stop(&mut self, stop: Stop) {
+        if self.stop.is_none() {
+            self.stop = Some(stop);
+        }
+        for running in self.running.iter_mut().flatten().filter(|running| !running.is_stopping) {
+            running.is_stopping = true;
+            running.child.signal(Signal::TERM);
+        }
+    }
+
+    /// Lets trials that have made enough evaluations save and stop, unless it is known already that they go on.
+    fn stop_compared(&mut self) {
+        let is_due = |running: &Running| {
+            !running.is_stopping
+                && running.until.is_some_and(|until| {
+                    TrialRecord::read(&self.trials[running.trial].run_dir).evaluations.len()
+                        >= until
+                })
+        };
+        if !self.running.iter().flatten().any(is_due) {
+            return;
+        }
+        let (_, decisions) = self.look();
+        for running in self.running.iter_mut().flatten().filter(|running| !running.is_stopping) {
+            match decisions[running.trial] {
+                Decision::Train { until } => running.until = until,
+                _ => {
+                    running.is_stopping = true;
+                    running.child.signal(Signal::TERM);
+                }
+            }
+        }
+    }
+
+    fn show_progress(&self) {
+        for running in self.running.iter().flatten() {
+            let trial = &self.trials[running.trial];
+            let record = TrialRecord::read(&trial.run_dir);
+            if let Some((step, epoch)) = record.position {
+                let epochs = trial.spec.train.epochs;
+                let evaluated = match record.evaluations.is_empty() {
+                    true => String::new(),
+                    false => format!(", {}", shown(&record)),
+                };
+                output::note(format!(
+                    "{}: step {}, epoch {} of {epochs}{evaluated}",
+                    folder_name(running.trial),
+                    human::grouped(step),
+                    epoch + 1
+                ));
+            }
+        }
+    }
+
+    /// Writes `results.csv` and `results.html`.
+    fn write_results(&self) -> Result<SweepResults, Failure> {
+        let (records, decisions) = self.look();
+        let results =
+            SweepResults::new(&self.name, &self.settings(), &records, &decisions, &self.failures);
+        folder::write(&self.dir.join("results.csv"), &results.csv())?;
+        folder::write(&self.dir.join("results.html"), &page::html(&results))?;
+        Ok(results)
+    }
+}
+
+/// The last evaluation of a trial.
+fn shown(record: &TrialRecord) -> String {
+    let metric = record.evaluations.last().and_then(|found| found.metrics.first());
+    metric.map_or("not evaluated yet".to_owned(), render::metric)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trials_at_once_share_the_gpus() {
+        let devices =
+            |count: usize| (0..count).map(|device| device.to_string()).collect::<Vec<_>>();
+        let shares = |gpus, count, ranks| gpu_shares(&devices(gpus), count, ranks);
+        let some = |list: [&str; 2]| Ok(list.map(|gpus| Some(gpus.to_owned())).to_vec());
+        assert_eq!(shares(8, 2, None), some(["0,1,2,3", "4,5,6,7"]));
+        assert_eq!(shares(8, 2, Some(1)), some(["0", "1"]));
+        assert_eq!(shares(3, 2, None), some(["0", "1"]));
+        assert_eq!(shares(0, 2, Some(3)), Ok(vec![None, None]));
+        assert!(shares(1, 2, None).unwrap_err().contains("too few GPUs, 1 GPU;"));
+        assert!(shares(4, 2, Some(3)).unwrap_err().contains("too few GPUs, 4 GPUs;"));
+    }
+}

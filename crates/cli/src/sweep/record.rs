@@ -1,0 +1,262 @@
+//! What a trial has reached, read from its run folder. Nothing else is kept about a trial, so a sweep that was killed knows
+//! as much as one that was not.
+
+use std::{
+    fs::{self, File},
+    io::{BufRead, BufReader},
+    path::Path,
+};
+
+use baton_proto::v1::{
+    Metric, StreamMetricsResponse, metric::Direction, stream_metrics_response::Metrics,
+};
+use baton_recipe::{JobSpec, spec::FieldDifference};
+use serde::Deserialize;
+
+/// How the recipe with which a trial has ended differs from `spec`; `None` if it has not ended, or not differs.
+pub(super) fn changed_since(run_dir: &Path, spec: &JobSpec) -> Option<String> {
+    let report = SavedReport::read(run_dir)?;
+    let then = JobSpec::from_toml(&report.recipe_toml, &[]).ok()?;
+    if report.end() == SavedEnd::Open {
+        return None;
+    }
+    let changes = then.differences(spec).into_iter();
+    let changes: Vec<String> =
+        changes.filter(FieldDifference::affects_weights).map(|change| change.to_string()).collect();
+    (!changes.is_empty()).then(|| changes.join(", "))
+}
+
+/// What a run folder holds about a trial.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(super) struct TrialRecord {
+    /// The evaluations that count, one per step, in order.
+    pub(super) evaluations: Vec<EvaluatedTrial>,
+    /// Training steps made, and the epoch, counted from 0.
+    pub(super) position: Option<(u64, u32)>,
+    pub(super) end: SavedEnd,
+    /// Why its job last failed.
+    pub(super) failure: Option<String>,
+    /// Hours of training until its last end.
+    pub(super) hours: f64,
+    /// What they cost.
+    pub(super) dollars: Option<f64>,
+}
+
+/// Metrics of the better of raw and averaged weights.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct EvaluatedTrial {
+    /// Training steps made.
+    pub(super) step: u64,
+    /// The first one decides.
+    pub(super) metrics: Vec<Metric>,
+}
+
+/// How the job in a run folder last ended.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) enum SavedEnd {
+    /// It has not ended, or can be continued.
+    #[default]
+    Open,
+    /// All epochs are done.
+    Completed,
+    /// A budget of the recipe is used up; this one.
+    LimitReached(String),
+    /// Training diverges, so another try would end the same way; in which way it diverges.
+    Diverged(String),
+}
+
+impl EvaluatedTrial {
+    /// The value that decides, more is better; NaN if there is none.
+    pub(super) fn score(&self) -> f64 {
+        self.metrics.first().map_or(f64::NAN, score)
+    }
+}
+
+/// A metric's value, such that more is better.
+pub(super) fn score(metric: &Metric) -> f64 {
+    match metric.direction() {
+        Direction::Lower => -metric.value,
+        _ => metric.value,
+    }
+}
+
+impl TrialRecord {
+    /// Reads a run folder; one that is not there yet has reached nothing.
+    pub(super) fn read(run_dir: &Path) -> Self {
+        let mut record = Self::default();
+        let lines = File::open(run_dir.join("metrics.jsonl")).map(BufReader::new);
+        for line in lines.into_iter().flat_map(BufRead::lines).map_while(Result::ok) {
+            // The last line may be incomplete, and the first one is about the file itself.
+            if let Ok(point) = serde_json::from_str::<StreamMetricsResponse>(&line) {
+                record.add(point);
+            }
+        }
+        if let Some(report) = SavedReport::read(run_dir) {
+            record.hours = report.status.spending.hours;
+            record.dollars = report.status.spending.dollars;
+            record.end = report.end();
+            record.failure = report.failure();
+        }
+        record
+    }
+
+    fn add(&mut self, point: StreamMetricsResponse) {
+        match point.metrics {
+            Some(Metrics::Step(step)) => self.position = Some((step.step, step.epoch)),
+            Some(Metrics::Evaluation(found)) => {
+                let raw = found.accuracy.map(|accuracy| accuracy.named()).unwrap_or_default();
+                let ema = found.ema.map(|accuracy| accuracy.named()).unwrap_or_default();
+                let now = EvaluatedTrial { step: found.step, metrics: better(raw, ema) };
+                self.evaluations.retain(|other| other.step != now.step);
+                self.evaluations.push(now);
+                self.evaluations.sort_by_key(|evaluated| evaluated.step);
+            }
+            // Later steps were lost, and are trained again.
+            Some(Metrics::BeganAt(step)) => self.evaluations.retain(|other| other.step <= step),
+            None => {}
+        }
+    }
+}
+
+fn better(raw: Vec<Metric>, ema: Vec<Metric>) -> Vec<Metric> {
+    let is_better = |(raw, ema): (&Metric, &Metric)| score(ema) > score(raw);
+    if raw.first().zip(ema.first()).is_some_and(is_better) { ema } else { raw }
+}
+
+/// The parts of `report.json` that are read here.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct SavedReport {
+    status: SavedStatus,
+    recipe_toml: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct SavedStatus {
+    outcome: Option<SavedOutcome>,
+    divergences: Vec<SavedDivergence>,
+    spending: SavedSpending,
+}
+
+#[derive(Debug, Deserialize)]
+struct SavedOutcome {
+    kind: String,
+    reason: Option<String>,
+}
+
+#[derive(Debug, Deserialize)]
+struct SavedDivergence {
+    /// How training went on; absent if the divergence ended the job.
+    rollback: Option<serde_json::Value>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct SavedSpending {
+    hours: f64,
+    dollars: Option<f64>,
+}
+
+impl SavedReport {
+    fn read(run_dir: &Path) -> Option<Self> {
+        serde_json::from_slice(&fs::read(run_dir.join("report.json")).ok()?).ok()
+    }
+
+    fn failure(self) -> Option<String> {
+        let outcome = self.status.outcome.filter(|outcome| outcome.kind == "failed");
+        outcome.and_then(|outcome| outcome.reason)
+    }
+
+    fn end(&self) -> SavedEnd {
+        let Some(SavedOutcome { kind, reason }) = &self.status.outcome else {
+            return SavedEnd::Open;
+        };
+        let has_diverged =
+            self.status.divergences.last().is_some_and(|last| last.rollback.is_none());
+        let reason = reason.clone().unwrap_or_default();
+        match kind.as_str() {
+            "completed" => SavedEnd::Completed,
+            "limit_reached" => SavedEnd::LimitReached(reason),
+            "failed" if has_diverged => SavedEnd::Diverged(reason),
+            _ => SavedEnd::Open,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(metrics: &str, report: Option<&str>) -> TrialRecord {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("metrics.jsonl"), metrics).unwrap();
+        if let Some(report) = report {
+            fs::write(folder.path().join("report.json"), report).unwrap();
+        }
+        TrialRecord::read(folder.path())
+    }
+
+    /// A line with an evaluation of the raw and of the averaged weights.
+    fn evaluation(step: u64, raw: f64, ema: Option<f64>) -> String {
+        let metric = |value: f64| {
+            format!(
+                r#"[{{"name":"loss","value":{value},"direction":"lower","is_fraction":false}}]"#
+            )
+        };
+        let ema = ema.map_or("null".to_owned(), |ema| {
+            format!(r#"{{"loss":{ema},"top1":0,"top5":0,"metrics":{}}}"#, metric(ema))
+        });
+        format!(
+            r#"{{"unix_millis":1,"generation":1,"evaluation":{{"step":{step},"loss":{raw},"top1":0,"top5":0,"samples":9,"extent":"full","metrics":{},"ema":{ema}}}}}"#,
+            metric(raw)
+        ) + "\n"
+    }
+
+    fn losses(record: &TrialRecord) -> Vec<(u64, f64)> {
+        let evaluations = record.evaluations.iter();
+        evaluations.map(|found| (found.step, found.metrics[0].value)).collect()
+    }
+
+    #[test]
+    fn repeated_evaluations_count_once_and_those_after_a_rollback_anew() {
+        let began = r#"{"unix_millis":1,"generation":2,"began_at":20}"#.to_owned() + "\n";
+        let lines = [
+            r#"{"thinned_to_steps":2}"#.to_owned() + "\n",
+            evaluation(10, 0.9, None),
+            evaluation(20, 0.8, None),
+            evaluation(30, 0.7, None),
+            began,
+            evaluation(20, 0.8, None),
+            evaluation(30, 0.6, Some(0.5)),
+            evaluation(40, 0.6, Some(0.65)),
+            r#"{"unix_millis":1,"#.to_owned(),
+        ];
+        let record = read(&lines.concat(), None);
+        assert_eq!(losses(&record), [(10, 0.9), (20, 0.8), (30, 0.5), (40, 0.6)]);
+        assert_eq!(record.evaluations[2].score(), -0.5);
+        assert_eq!(record.end, SavedEnd::Open);
+        assert_eq!(TrialRecord::read(Path::new("/nowhere")), TrialRecord::default());
+    }
+
+    #[test]
+    fn the_report_has_how_the_job_ended_and_what_it_cost() {
+        let end = |outcome: &str, divergences: &str| {
+            let report = format!(
+                r#"{{"status":{{"outcome":{outcome},"divergences":{divergences},"spending":{{"hours":2.0,"dollars":3.0}}}}}}"#
+            );
+            let record = read("", Some(&report));
+            assert_eq!((record.hours, record.dollars), (2.0, Some(3.0)));
+            record.end
+        };
+        assert_eq!(end(r#"{"kind":"completed","reason":null}"#, "[]"), SavedEnd::Completed);
+        let limit = end(r#"{"kind":"limit_reached","reason":"max_hours"}"#, "[]");
+        assert_eq!(limit, SavedEnd::LimitReached("max_hours".to_owned()));
+        let failed = r#"{"kind":"failed","reason":"the loss is NaN"}"#;
+        let diverged = SavedEnd::Diverged("the loss is NaN".to_owned());
+        assert_eq!(end(failed, r#"[{"rollback":{"before":3}},{"rollback":null}]"#), diverged);
+        assert_eq!(end(failed, r#"[{"rollback":{"before":3}}]"#), SavedEnd::Open);
+        assert_eq!(end(r#"{"kind":"drained","reason":"x"}"#, "[]"), SavedEnd::Open);
+        assert_eq!(end("null", "[]"), SavedEnd::Open);
+    }
+}

@@ -1,0 +1,533 @@
+//! Tables (CSV, TSV) as data sets: columns become fields.
+//!
+//! The table is read twice: first to check every value, to find the classes and to count the samples of each set, and then to
+//! write them. So a table with a bad value leaves no file, and memory does not grow with it.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    path::{Path, PathBuf},
+};
+
+use csv::{Reader, ReaderBuilder, StringRecord};
+
+use super::{
+    Array, DEFAULT_PAGE_BYTES, Error, Field, FieldKind, FinishedFile, KeySplit, Value, Writer,
+    draft::{failed, replace},
+};
+use crate::with_suffix;
+
+/// Most rows that are listed as left out.
+const MAX_LISTED: usize = 10;
+
+/// A field and the columns that it is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableField {
+    name: String,
+    kind: ColumnKind,
+    columns: Vec<String>,
+}
+
+/// How the text of a column becomes a value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum ColumnKind {
+    /// A whole number.
+    Int,
+    /// A number that is finite.
+    Float,
+    /// The position of the text among the sorted texts of the column.
+    Class,
+    /// The bytes of the text.
+    Text,
+    /// Finite numbers of several columns, f32 of shape (columns).
+    Floats,
+    /// Positions in the alphabet, from 1 on, u8 of shape (length); 0 behind the end of the text.
+    Letters { alphabet: Vec<char>, length: usize },
+    /// f32 of shape (letters of the alphabet, length): 1 where the text has this letter.
+    OneHot { alphabet: Vec<char>, length: usize },
+}
+
+const KINDS: &str =
+    "int, float, class, text, floats, letters(ALPHABET,LENGTH) or onehot(ALPHABET,LENGTH)";
+
+/// `NAME=KIND`, or `NAME=KIND:COLUMN,COLUMN` if the columns have other names.
+impl std::str::FromStr for TableField {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some((name, rest)) = text.split_once('=') else {
+            return Err(format!("write NAME=KIND or NAME=KIND:COLUMN; KIND is {KINDS}"));
+        };
+        let (kind, columns) = match rest.split_once(':') {
+            Some((kind, columns)) => {
+                (kind, columns.split(',').map(|name| name.trim().to_owned()).collect())
+            }
+            None => (rest, vec![name.to_owned()]),
+        };
+        let kind = kind.trim().parse::<ColumnKind>()?;
+        if columns.len() != 1 && kind != ColumnKind::Floats {
+            return Err("only floats takes several columns".to_owned());
+        }
+        Ok(Self { name: name.to_owned(), kind, columns })
+    }
+}
+
+impl std::str::FromStr for ColumnKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "int" => return Ok(Self::Int),
+            "float" => return Ok(Self::Float),
+            "class" => return Ok(Self::Class),
+            "text" => return Ok(Self::Text),
+            "floats" => return Ok(Self::Floats),
+            _ => {}
+        }
+        let unknown = || format!("{text:?} is no kind: take {KINDS}");
+        let (word, inside) =
+            text.strip_suffix(')').and_then(|text| text.split_once('(')).ok_or_else(unknown)?;
+        let (letters, length) = inside.rsplit_once(',').ok_or_else(unknown)?;
+        let length = length.trim().parse().ok().filter(|length| *length > 0);
+        let length: usize =
+            length.ok_or_else(|| format!("{text}: LENGTH is a whole number, at least 1"))?;
+        let alphabet: Vec<char> = letters.trim().chars().collect();
+        let again = (1..alphabet.len())
+            .find(|position| alphabet[..*position].contains(&alphabet[*position]));
+        if let Some(again) = again {
+            return Err(format!("{text}: {:?} is there twice", alphabet[again]));
+        }
+        if alphabet.is_empty() || alphabet.len() > 255 {
+            return Err(format!("{text}: an alphabet has 1 to 255 letters"));
+        }
+        match word {
+            "letters" => Ok(Self::Letters { alphabet, length }),
+            "onehot" => Ok(Self::OneHot { alphabet, length }),
+            _ => Err(unknown()),
+        }
+    }
+}
+
+/// What to write.
+#[derive(Clone, Debug)]
+pub struct TableOptions {
+    /// The table: its first line has the names of the columns. Tabs separate the columns of a file whose name ends with
+    /// `.tsv`, commas those of others.
+    pub from: PathBuf,
+    /// The fields of a sample.
+    pub fields: Vec<TableField>,
+    /// The file for training.
+    pub to: PathBuf,
+    /// Further files with a share of the samples each, which are then not in the others.
+    pub others: Vec<(PathBuf, f64)>,
+    /// The column whose value decides in which file a row is; without one, the whole row does.
+    pub by: Option<String>,
+    /// Whether rows with a bad value are left out.
+    pub skips_bad_rows: bool,
+}
+
+/// What was written.
+#[derive(Clone, Debug, Default)]
+pub struct WrittenTable {
+    /// The files, with the numbers of their samples and bytes.
+    pub files: Vec<(PathBuf, FinishedFile)>,
+    /// Files with the names of classes, by field.
+    pub classes: Vec<(String, PathBuf)>,
+    /// Number of rows that were left out.
+    pub skipped: u64,
+    /// Why the first of them were.
+    pub first_skipped: Vec<String>,
+}
+
+/// Writes a table as data sets.
+///
+/// `progress` gets the number of rows that are done, of both passes together, and their total once it is known.
+///
+/// # Errors
+/// The table cannot be read, a column is missing, a value is bad and bad rows are not to be skipped, a set or, in the first
+/// one, a class has no row, or a file cannot be written.
+pub fn write_table(
+    options: &TableOptions,
+    mut progress: impl FnMut(u64, Option<u64>),
+) -> Result<WrittenTable, Error> {
+    options.check()?;
+    let split = KeySplit::new(options.others.iter().map(|(_, share)| *share));
+    let mut found = Found::new(options);
+    let mut table = OpenTable::open(options)?;
+    while let Some(row) = table.next()? {
+        progress(row.number, None);
+        found.add(options, &split, &row)?;
+    }
+    found.check(options)?;
+
+    let sets = options.paths();
+    let mut writers = Vec::new();
+    for (path, rows) in sets.iter().zip(&found.rows) {
+        let fields = options.fields.iter().map(TableField::field).collect();
+        writers.push(Writer::create(path, fields, *rows, DEFAULT_PAGE_BYTES)?);
+    }
+    let names = found.class_names();
+    let mut table = OpenTable::open(options)?;
+    let mut values = vec![OwnedValue::Int(0); options.fields.len()];
+    let mut number = 0;
+    while let Some(row) = table.next()? {
+        number += 1;
+        progress(found.read + number, Some(2 * found.read));
+        let parsed = options.fields.iter().zip(&row.cells).zip(&names);
+        let is_good = parsed.zip(&mut values).try_for_each(|(((field, cells), names), value)| {
+            *value = field.value(cells, names).map_err(|_| ())?;
+            Ok::<(), ()>(())
+        });
+        // Bad rows were counted before.
+        if is_good.is_ok() {
+            let values: Vec<Value<'_>> = values.iter().map(OwnedValue::borrowed).collect();
+            writers[split.set(&row.key)].push(&values)?;
+        }
+    }
+    let mut written = WrittenTable {
+        skipped: found.bad,
+        first_skipped: found.first_bad,
+        ..WrittenTable::default()
+    };
+    for (path, writer) in sets.iter().zip(writers) {
+        written.files.push((path.clone(), writer.finish()?));
+    }
+    for (field, names) in options.fields.iter().zip(&names) {
+        if field.kind == ColumnKind::Class {
+            let path = with_suffix(&options.to, &format!(".{}.classes.txt", field.name));
+            replace(&path, &names.iter().map(|name| format!("{name}\n")).collect::<String>())?;
+            written.classes.push((field.name.clone(), path));
+        }
+    }
+    Ok(written)
+}
+
+impl TableOptions {
+    fn paths(&self) -> Vec<PathBuf> {
+        let others = self.others.iter().map(|(path, _)| path.clone());
+        std::iter::once(self.to.clone()).chain(others).collect()
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        let shares: f64 = self.others.iter().map(|(_, share)| share).sum();
+        let is_share = |share: &f64| *share > 0.0 && *share < 1.0;
+        if !self.others.iter().all(|(_, share)| is_share(share)) || shares >= 1.0 {
+            return Err(Error::Option(
+                "the shares of the other files must be above 0, and below 1 together".to_owned(),
+            ));
+        }
+        let paths = self.paths();
+        let again = (1..paths.len()).find(|number| paths[..*number].contains(&paths[*number]));
+        match again {
+            Some(again) => Err(Error::Option(format!("{} is given twice", paths[again].display()))),
+            None => Ok(()),
+        }
+    }
+
+    fn refused(&self, reason: String) -> Error {
+        Error::Source { path: self.from.clone(), reason }
+    }
+}
+
+/// What the first pass finds.
+struct Found {
+    /// Rows of the table.
+    read: u64,
+    /// Good rows of each set.
+    rows: Vec<u64>,
+    /// For each field, the texts of a class and how many rows of each set have them.
+    classes: Vec<BTreeMap<String, Vec<u64>>>,
+    bad: u64,
+    first_bad: Vec<String>,
+}
+
+impl Found {
+    fn new(options: &TableOptions) -> Self {
+        Self {
+            read: 0,
+            rows: vec![0; options.others.len() + 1],
+            classes: vec![BTreeMap::new(); options.fields.len()],
+            bad: 0,
+            first_bad: Vec::new(),
+        }
+    }
+
+    fn add(&mut self, options: &TableOptions, split: &KeySplit, row: &Row) -> Result<(), Error> {
+        self.read += 1;
+        let check = |(field, cells): (&TableField, &Vec<String>)| match field.kind {
+            ColumnKind::Class => field.text(cells).map(drop),
+            _ => field.value(cells, &[]).map(drop),
+        };
+        if let Err(reason) = options.fields.iter().zip(&row.cells).try_for_each(check) {
+            let line = row.line as usize;
+            let error = Error::Line { path: options.from.clone(), line, reason };
+            if !options.skips_bad_rows {
+                return Err(error);
+            }
+            self.bad += 1;
+            if self.first_bad.len() < MAX_LISTED {
+                self.first_bad.push(error.to_string());
+            }
+            return Ok(());
+        }
+        let set = split.set(&row.key);
+        self.rows[set] += 1;
+        let sets = self.rows.len();
+        let fields = options.fields.iter().zip(&row.cells).zip(&mut self.classes);
+        for ((field, cells), classes) in fields {
+            if field.kind == ColumnKind::Class {
+                let rows = classes.entry(cells[0].clone()).or_insert_with(|| vec![0; sets]);
+                rows[set] += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn check(&self, options: &TableOptions) -> Result<(), Error> {
+        if self.read == self.bad {
+            let reason = match self.first_bad.first() {
+                None => "has no rows below its first line".to_owned(),
+                Some(first) => format!("all rows are bad, the first: {first}"),
+            };
+            return Err(options.refused(reason));
+        }
+        let paths = options.paths();
+        if let Some(empty) = self.rows.iter().position(|rows| *rows == 0) {
+            return Err(options.refused(format!(
+                "no row is for {}: give another share, or another --by if there are only a few values",
+                paths[empty].display()
+            )));
+        }
+        for (field, classes) in options.fields.iter().zip(&self.classes) {
+            if let Some((class, _)) = classes.iter().find(|(_, rows)| rows[0] == 0) {
+                return Err(options.refused(format!(
+                    "class {class:?} of field {:?} has no row in {}: give smaller shares, or another --by",
+                    field.name,
+                    paths[0].display()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// The names of each field's classes, in order.
+    fn class_names(&self) -> Vec<Vec<String>> {
+        self.classes.iter().map(|classes| classes.keys().cloned().collect()).collect()
+    }
+}
+
+/// A table that is being read.
+struct OpenTable {
+    path: PathBuf,
+    reader: Reader<File>,
+    /// The columns of each field.
+    columns: Vec<Vec<usize>>,
+    /// The column that decides in which file a row is.
+    by: Option<usize>,
+    record: StringRecord,
+    row: u64,
+}
+
+/// A row of the table.
+struct Row {
+    /// Its position, counted from 1.
+    number: u64,
+    /// The line of the file on which it begins, counted from 1.
+    line: u64,
+    /// The texts of each field.
+    cells: Vec<Vec<String>>,
+    /// What decides in which file it is.
+    key: String,
+}
+
+impl OpenTable {
+    fn open(options: &TableOptions) -> Result<Self, Error> {
+        let path = options.from.clone();
+        let file = File::open(&path).map_err(failed("open", &path))?;
+        let is_tsv = path.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("tsv"));
+        let delimiter = if is_tsv { b'\t' } else { b',' };
+        let mut reader = ReaderBuilder::new().delimiter(delimiter).from_reader(file);
+        let headers = reader.headers().map_err(|error| unreadable(&path, error))?.clone();
+        // Spreadsheets write a byte order mark.
+        let headers: Vec<&str> =
+            headers.iter().map(|name| name.trim_start_matches('\u{feff}').trim()).collect();
+        let find = |column: &String| {
+            let found: Vec<usize> =
+                (0..headers.len()).filter(|number| headers[*number] == column).collect();
+            match found[..] {
+                [number] => Ok(number),
+                [] => {
+                    let names = headers.join(", ");
+                    Err(options.refused(format!("has no column {column:?}; its columns: {names}")))
+                }
+                _ => Err(options.refused(format!("has several columns {column:?}"))),
+            }
+        };
+        let columns = options.fields.iter().map(|field| field.columns.iter().map(find).collect());
+        let columns = columns.collect::<Result<Vec<_>, Error>>()?;
+        let by = options.by.as_ref().map(find).transpose()?;
+        Ok(Self { path, reader, columns, by, record: StringRecord::new(), row: 0 })
+    }
+
+    fn next(&mut self) -> Result<Option<Row>, Error> {
+        let is_there = self.reader.read_record(&mut self.record);
+        if !is_there.map_err(|error| unreadable(&self.path, error))? {
+            return Ok(None);
+        }
+        self.row += 1;
+        let cell = |column: &usize| self.record.get(*column).unwrap_or_default().to_owned();
+        let key = match &self.by {
+            Some(column) => cell(column),
+            None => self.record.iter().collect::<Vec<_>>().join("\u{1f}"),
+        };
+        Ok(Some(Row {
+            number: self.row,
+            line: self.record.position().map_or(0, csv::Position::line),
+            cells: self.columns.iter().map(|columns| columns.iter().map(cell).collect()).collect(),
+            key,
+        }))
+    }
+}
+
+fn unreadable(path: &Path, error: csv::Error) -> Error {
+    let reason = match error.kind() {
+        csv::ErrorKind::UnequalLengths { pos, expected_len, len } => {
+            let line = pos.as_ref().map_or(0, csv::Position::line);
+            format!("line {line} has {len} columns, and the first line {expected_len}")
+        }
+        csv::ErrorKind::Utf8 { pos, .. } => {
+            let line = pos.as_ref().map_or(0, csv::Position::line);
+            format!("line {line} is not UTF-8")
+        }
+        _ => error.to_string(),
+    };
+    Error::Source { path: path.to_owned(), reason }
+}
+
+/// A value of a field.
+#[derive(Clone, Debug, PartialEq)]
+enum OwnedValue {
+    Int(i64),
+    Float(f64),
+    Bytes(Vec<u8>),
+    Array(Vec<u8>),
+}
+
+impl OwnedValue {
+    fn borrowed(&self) -> Value<'_> {
+        match self {
+            Self::Int(value) => Value::Int(*value),
+            Self::Float(value) => Value::Float(*value),
+            Self::Bytes(bytes) => Value::Bytes(bytes),
+            Self::Array(bytes) => Value::Array(bytes),
+        }
+    }
+}
+
+impl TableField {
+    fn field(&self) -> Field {
+        let array = |shape: &[usize], dtype: &str| {
+            let shape = shape.iter().map(|axis| *axis as u64).collect();
+            FieldKind::NdArray(Array { shape, dtype: dtype.to_owned() })
+        };
+        let kind = match &self.kind {
+            ColumnKind::Int | ColumnKind::Class => FieldKind::Int,
+            ColumnKind::Float => FieldKind::Float,
+            ColumnKind::Text => FieldKind::Bytes,
+            ColumnKind::Floats => array(&[self.columns.len()], "<f4"),
+            ColumnKind::Letters { length, .. } => array(&[*length], "|u1"),
+            ColumnKind::OneHot { alphabet, length } => array(&[alphabet.len(), *length], "<f4"),
+        };
+        Field::new(self.name.clone(), kind)
+    }
+
+    /// The text of its only column.
+    fn text<'a>(&self, cells: &'a [String]) -> Result<&'a str, String> {
+        match cells[0].as_str() {
+            "" => Err(format!("column {:?} is empty", self.columns[0])),
+            text => Ok(text),
+        }
+    }
+
+    /// The value of a row. `classes` are the sorted texts of the column, for classes.
+    fn value(&self, cells: &[String], classes: &[String]) -> Result<OwnedValue, String> {
+        Ok(match &self.kind {
+            ColumnKind::Int => {
+                let text = self.text(cells)?.trim();
+                OwnedValue::Int(text.parse().map_err(|_| self.wrong(0, text, "a whole number"))?)
+            }
+            ColumnKind::Float => OwnedValue::Float(self.number(cells, 0)?),
+            ColumnKind::Class => {
+                let text = self.text(cells)?;
+                let known = classes.binary_search_by(|class| class.as_str().cmp(text));
+                // Both passes read the same table, unless it has changed in between.
+                let unknown =
+                    |_| format!("{text:?} was not there a moment ago: is the table being written?");
+                OwnedValue::Int(known.map_err(unknown)? as i64)
+            }
+            ColumnKind::Text => OwnedValue::Bytes(cells[0].clone().into_bytes()),
+            ColumnKind::Floats => {
+                let numbers = (0..cells.len()).map(|column| self.number(cells, column));
+                let numbers: Vec<f64> = numbers.collect::<Result<_, _>>()?;
+                OwnedValue::Array(
+                    numbers.iter().flat_map(|number| (*number as f32).to_le_bytes()).collect(),
+                )
+            }
+            ColumnKind::Letters { alphabet, length } => {
+                let mut array = vec![0_u8; *length];
+                for (place, letter) in array.iter_mut().zip(self.letters(cells, alphabet, *length)?)
+                {
+                    *place = letter as u8 + 1;
+                }
+                OwnedValue::Array(array)
+            }
+            ColumnKind::OneHot { alphabet, length } => {
+                let mut array = vec![0_f32; alphabet.len() * length];
+                for (place, letter) in
+                    self.letters(cells, alphabet, *length)?.into_iter().enumerate()
+                {
+                    array[letter * length + place] = 1.0;
+                }
+                OwnedValue::Array(array.iter().flat_map(|value| value.to_le_bytes()).collect())
+            }
+        })
+    }
+
+    fn number(&self, cells: &[String], column: usize) -> Result<f64, String> {
+        let text = cells[column].trim();
+        if text.is_empty() {
+            return Err(format!("column {:?} is empty", self.columns[column]));
+        }
+        let number = text.parse::<f64>().ok().filter(|number| number.is_finite());
+        number.ok_or_else(|| self.wrong(column, text, "a finite number"))
+    }
+
+    /// Positions in the alphabet.
+    fn letters(
+        &self,
+        cells: &[String],
+        alphabet: &[char],
+        length: usize,
+    ) -> Result<Vec<usize>, String> {
+        let text = self.text(cells)?;
+        let positions = text.chars().map(|letter| {
+            let position = alphabet.iter().position(|other| *other == letter);
+            position.ok_or_else(|| {
+                format!("column {:?} has {letter:?}, which is not in the alphabet", self.columns[0])
+            })
+        });
+        let positions: Vec<usize> = positions.collect::<Result<_, _>>()?;
+        match positions.len() {
+            count if count > length => Err(format!(
+                "column {:?} has {count} letters, and the field {length}",
+                self.columns[0]
+            )),
+            _ => Ok(positions),
+        }
+    }
+
+    fn wrong(&self, column: usize, text: &str, expected: &str) -> String {
+        let start: String = text.chars().take(40).collect();
+        format!("column {:?}: {start:?} is not {expected}", self.columns[column])
+    }
+}

@@ -1,0 +1,205 @@
+//! Tables as data sets.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use baton_data::{
+    Beton,
+    write::{Error, TableField, TableOptions, WrittenTable, write_table},
+};
+
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn new(name: &str, table: &str) -> (Self, TableOptions) {
+        let folder = tempfile::tempdir().unwrap();
+        let from = folder.path().join(name);
+        fs::write(&from, table).unwrap();
+        let options = TableOptions {
+            from,
+            fields: Vec::new(),
+            to: folder.path().join("train.beton"),
+            others: Vec::new(),
+            by: None,
+            skips_bad_rows: false,
+        };
+        (Self(folder), options)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+}
+
+fn fields(texts: &[&str]) -> Vec<TableField> {
+    texts.iter().map(|text| text.parse().unwrap()).collect()
+}
+
+fn write(options: &TableOptions) -> Result<WrittenTable, Error> {
+    write_table(options, |_, _| {})
+}
+
+fn refusal(options: &TableOptions) -> String {
+    let refused = write(options).unwrap_err().to_string();
+    let folder = options.from.parent().unwrap();
+    assert_eq!(fs::read_dir(folder).unwrap().count(), 1, "nothing is written");
+    refused.replace(&format!("{}/", folder.display()), "")
+}
+
+fn ints(path: &Path, field: &str) -> Vec<i64> {
+    let set = Beton::open(path).unwrap();
+    let column = set.int_column(field).unwrap();
+    (0..set.len()).map(|sample| set.int(&column, sample).unwrap()).collect()
+}
+
+fn array(set: &Beton, field: &str, sample: u64) -> Vec<u8> {
+    let column = set.array_column(field).unwrap();
+    let mut bytes = vec![0; column.value_bytes() as usize];
+    set.array(&column, sample, &mut bytes).unwrap();
+    bytes
+}
+
+#[test]
+fn every_kind_of_column_becomes_a_field() {
+    let table = "\u{feff}id\tsequence\tscore\tkind\ta\tb\n7\tCAB\t 0.5\tdog\t1\t2.5\n-8\tB\t-1e3\t\"a \"\"cat\"\"\"\t3\t4\n";
+    let (folder, mut options) = Folder::new("some.tsv", table);
+    options.fields = fields(&[
+        "id=int",
+        "label=float:score",
+        "kind=class",
+        "raw=text:kind",
+        "features=floats:b,a",
+        "codes=letters(ABC,4):sequence",
+        "hot=onehot(ABC,3):sequence",
+    ]);
+    let written = write(&options).unwrap();
+    assert_eq!((written.files.len(), written.skipped), (1, 0));
+    let path = folder.path("train.beton");
+    let set = Beton::open(&path).unwrap();
+    assert_eq!(ints(&path, "id"), [7, -8]);
+    let column = set.float_column("label").unwrap();
+    assert_eq!([0, 1].map(|sample| set.float(&column, sample).unwrap()), [0.5, -1000.0]);
+    assert_eq!(ints(&path, "kind"), [1, 0]);
+    assert_eq!(
+        fs::read_to_string(folder.path("train.beton.kind.classes.txt")).unwrap(),
+        "a \"cat\"\ndog\n"
+    );
+    let column = set.bytes_column("raw").unwrap();
+    let mut scratch = Vec::new();
+    assert_eq!(set.bytes(&column, 1, &mut scratch).unwrap(), b"a \"cat\"");
+    let floats = |bytes: Vec<u8>| -> Vec<f32> {
+        bytes.chunks(4).map(|word| f32::from_le_bytes(word.try_into().unwrap())).collect()
+    };
+    assert_eq!(floats(array(&set, "features", 0)), [2.5, 1.0]);
+    assert_eq!(array(&set, "codes", 0), [3, 1, 2, 0]);
+    assert_eq!(array(&set, "codes", 1), [2, 0, 0, 0]);
+    assert_eq!(floats(array(&set, "hot", 0)), [0., 1., 0., 0., 0., 1., 1., 0., 0.]);
+}
+
+#[test]
+fn rows_with_the_same_key_are_in_one_file_and_no_row_is_lost() {
+    let rows: String = (0..600).map(|row| format!("{row},p{}\n", row % 60)).collect();
+    let (folder, mut options) = Folder::new("rows.csv", &format!("row,patient\n{rows}"));
+    options.fields = fields(&["row=int", "patient=class"]);
+    options.by = Some("patient".to_owned());
+    // A class of each patient could not be in every file.
+    options.fields.pop();
+    options.others = vec![(folder.path("val.beton"), 0.2), (folder.path("test.beton"), 0.1)];
+    let written = write(&options).unwrap();
+    let files =
+        ["train.beton", "val.beton", "test.beton"].map(|name| ints(&folder.path(name), "row"));
+    let sizes: Vec<u64> = written.files.iter().map(|(_, file)| file.samples).collect();
+    assert_eq!(sizes, files.each_ref().map(|rows| rows.len() as u64));
+    let patients =
+        files.each_ref().map(|rows| rows.iter().map(|row| row % 60).collect::<BTreeSet<_>>());
+    assert_eq!(patients.iter().map(BTreeSet::len).sum::<usize>(), 60, "a patient is in two files");
+    let mut all = files.concat();
+    all.sort_unstable();
+    assert_eq!(all, (0..600).collect::<Vec<i64>>());
+    assert!((300..520).contains(&sizes[0]), "{sizes:?}");
+}
+
+#[test]
+fn a_bad_value_is_named_by_line_and_column_and_nothing_is_written() {
+    let refused = |table: &str, field: &str| {
+        let (_folder, mut options) = Folder::new("t.csv", table);
+        options.fields = fields(&[field]);
+        refusal(&options)
+    };
+    assert_eq!(
+        refused("a\n1\n1.5\n", "a=int"),
+        "t.csv, line 3: column \"a\": \"1.5\" is not a whole number"
+    );
+    assert_eq!(
+        refused("a\n1\nNaN\n", "a=float"),
+        "t.csv, line 3: column \"a\": \"NaN\" is not a finite number"
+    );
+    assert_eq!(refused("a,b\n1,\n", "b=float"), "t.csv, line 2: column \"b\" is empty");
+    assert_eq!(refused("a,b\n1,\n", "b=class"), "t.csv, line 2: column \"b\" is empty");
+    assert_eq!(
+        refused("a\nAX\n", "a=letters(AB,9)"),
+        "t.csv, line 2: column \"a\" has 'X', which is not in the alphabet"
+    );
+    assert_eq!(
+        refused("a\nABA\n", "a=onehot(AB,2)"),
+        "t.csv, line 2: column \"a\" has 3 letters, and the field 2"
+    );
+    assert_eq!(
+        refused("a,b\n1,2\n3\n", "a=int"),
+        "t.csv: line 3 has 1 columns, and the first line 2"
+    );
+    assert_eq!(refused("a,b\n1,2\n", "c=int"), "t.csv: has no column \"c\"; its columns: a, b");
+    assert_eq!(refused("a,a\n1,2\n", "a=int"), "t.csv: has several columns \"a\"");
+    assert_eq!(refused("a\n", "a=int"), "t.csv: has no rows below its first line");
+}
+
+#[test]
+fn bad_rows_are_left_out_on_request_counted_and_listed() {
+    let (folder, mut options) = Folder::new("t.csv", "a\n1\nx\n3\n\"\"\n");
+    options.fields = fields(&["a=int"]);
+    options.skips_bad_rows = true;
+    let written = write(&options).unwrap();
+    assert_eq!(ints(&folder.path("train.beton"), "a"), [1, 3]);
+    assert_eq!((written.skipped, written.first_skipped.len()), (2, 2));
+    assert!(
+        written.first_skipped[0]
+            .ends_with("t.csv, line 3: column \"a\": \"x\" is not a whole number")
+    );
+    fs::write(&options.from, "a\nx\n").unwrap();
+    let refused = write(&options).unwrap_err().to_string();
+    assert!(refused.contains("all rows are bad, the first: "), "{refused}");
+}
+
+#[test]
+fn a_file_without_rows_and_a_class_that_training_would_not_see_are_refused() {
+    let (folder, mut options) = Folder::new("t.csv", "a,who\nx,1\nx,2\ny,3\n");
+    options.fields = fields(&["a=class"]);
+    options.others = vec![(folder.path("val.beton"), 0.001)];
+    assert!(refusal(&options).contains("no row is for"));
+    // With a share of almost all, class y of one row goes to it sooner or later.
+    let shares = [0.5, 0.6, 0.7, 0.8, 0.9];
+    let missing = shares.map(|share| {
+        options.others[0].1 = share;
+        write(&options).err().map(|error| error.to_string()).unwrap_or_default()
+    });
+    assert!(missing.iter().any(|error| error.contains("has no row in")), "{missing:?}");
+    options.others[0].1 = 1.5;
+    assert!(write(&options).unwrap_err().to_string().contains("above 0, and below 1"));
+    options.others = vec![(options.to.clone(), 0.5)];
+    assert!(write(&options).unwrap_err().to_string().contains("is given twice"));
+}
+
+#[test]
+fn a_field_that_is_no_kind_is_refused_with_all_kinds() {
+    let refused = |text: &str| text.parse::<TableField>().unwrap_err();
+    assert!(refused("label").starts_with("write NAME=KIND"));
+    assert!(refused("label=double").contains("\"double\" is no kind: take int, float, class"));
+    assert!(refused("label=letters(AAB,3)").contains("'A' is there twice"));
+    assert!(refused("label=letters(AB,0)").contains("LENGTH is a whole number"));
+    assert!(refused("label=letters(,3)").contains("1 to 255 letters"));
+    assert!(refused("label=vowels(AB,3)").contains("is no kind"));
+    assert_eq!(refused("label=int:a,b"), "only floats takes several columns");
+}
