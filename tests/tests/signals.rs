@@ -210,7 +210,7 @@ async fn up_saves_and_stops_although_its_coordinator_can_never_start_again() {
     let log = cluster.log("up");
     assert_eq!(drained.code(), Some(i32::from(exit::DRAINED)), "{log}");
     let newest = cluster.checkpoint_names().into_iter().max().unwrap();
-    let text = format!("the coordinator did not answer; the newest checkpoint is {newest})");
+    let text = format!("the coordinator gave no answer; the newest checkpoint is {newest})");
     assert!(log.contains(&text), "{text}: {log}");
 }
 

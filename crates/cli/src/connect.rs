@@ -394,6 +394,16 @@ impl Coordinator {
         Ok(Self { address, client, store: None })
     }
 
+    /// The same coordinator with other credentials.
+    pub(crate) fn with_credentials(
+        &self,
+        credentials: &ClientCredentials,
+    ) -> Result<Self, Failure> {
+        let store = self.store.as_ref();
+        let store = store.map(|(location, _)| (location.clone(), credentials.clone()));
+        Ok(Self { store, ..Self::at(self.address.clone(), credentials)? })
+    }
+
     /// Whether the user has named this coordinator, so that no other place may be used instead.
     pub(crate) fn is_named(&self) -> bool {
         [COORDINATOR_FLAG, COORDINATOR_VARIABLE].contains(&self.address.source.as_str())

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 pub(crate) use baton_console::json::{line, print};
 use baton_data::{
     survey::Survey,
-    write::{FinishedFile, Summary, WrittenTable},
+    write::{FinishedFile, Summary, WrittenTable, WrittenWindows},
 };
 use baton_plan::{RecipePlan, notice::MissedDeadline};
 use baton_proto::{
@@ -327,6 +327,23 @@ pub(crate) struct WrittenTableFiles {
     pub(crate) seconds: f64,
 }
 
+/// `baton data window --json`.
+#[derive(Debug, Serialize)]
+pub(crate) struct WrittenWindowFiles {
+    /// The files written, that for training first.
+    pub(crate) files: Vec<WrittenFile>,
+    /// The list of the recordings' names, by their numbers.
+    pub(crate) recordings: String,
+    /// Windows left out because a value is not finite.
+    pub(crate) with_gaps: u64,
+    /// Windows left out because no label is near.
+    pub(crate) without_label: u64,
+    /// Recordings without any label, or shorter than a window.
+    pub(crate) unused_recordings: u64,
+    /// Duration of this run.
+    pub(crate) seconds: f64,
+}
+
 /// A file with the names of a field's classes, in order.
 #[derive(Debug, Serialize)]
 pub(crate) struct ClassList {
@@ -438,21 +455,37 @@ pub(crate) struct WrittenFile {
     pub(crate) kept: bool,
 }
 
+impl From<(PathBuf, FinishedFile)> for WrittenFile {
+    fn from((path, finished): (PathBuf, FinishedFile)) -> Self {
+        let FinishedFile { samples, bytes } = finished;
+        Self { path: path.display().to_string(), samples, bytes, kept: false }
+    }
+}
+
+impl WrittenWindowFiles {
+    pub(crate) fn new(written: WrittenWindows, seconds: f64) -> Self {
+        let WrittenWindows { files, recordings, with_gaps, without_label, unused_recordings } =
+            written;
+        Self {
+            files: files.into_iter().map(Into::into).collect(),
+            recordings: recordings.display().to_string(),
+            with_gaps,
+            without_label,
+            unused_recordings,
+            seconds,
+        }
+    }
+}
+
 impl WrittenTableFiles {
     pub(crate) fn new(written: WrittenTable, seconds: f64) -> Self {
-        let file = |(path, finished): (PathBuf, FinishedFile)| WrittenFile {
-            path: path.display().to_string(),
-            samples: finished.samples,
-            bytes: finished.bytes,
-            kept: false,
-        };
         let list = |(field, path): (String, PathBuf)| ClassList {
             field,
             path: path.display().to_string(),
         };
         let WrittenTable { files, classes, skipped, first_skipped } = written;
         Self {
-            files: files.into_iter().map(file).collect(),
+            files: files.into_iter().map(Into::into).collect(),
             classes: classes.into_iter().map(list).collect(),
             skipped,
             first_skipped,

@@ -54,6 +54,10 @@ pub enum RandomPurpose {
     Signal = 17,
     /// The settings of a trial of a sweep.
     Trial = 18,
+    /// Into which part of a shuffle a window comes.
+    Bucket = 19,
+    /// The order within such a part.
+    BucketOrder = 20,
 }
 
 /// The sequence of one (seed, epoch, sample, purpose).

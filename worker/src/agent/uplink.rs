@@ -158,7 +158,9 @@ impl Uplink {
         if let Some(flag) = renewed(&self.flag_endpoint) {
             self.flag_endpoint = flag;
         }
-        self.lease_endpoint = self.lease_endpoint.as_ref().and_then(renewed);
+        if let Some(lease) = self.lease_endpoint.as_ref().and_then(renewed) {
+            self.lease_endpoint = Some(lease);
+        }
         self.credentials = credentials;
     }
 

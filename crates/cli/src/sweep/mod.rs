@@ -12,7 +12,7 @@ mod space;
 mod table;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -22,8 +22,9 @@ use baton_data::CpuShare;
 use baton_job::{
     exit::{self, Failure},
     plan::MAX_LOCAL_RANKS,
+    session::DUPLICATE_SIGNAL_WINDOW,
 };
-use baton_recipe::JobSpec;
+use baton_recipe::{JobSpec, spec::DeviceChoice};
 use rustix::process::Signal;
 use tokio::{process::Command, sync::mpsc};
 
@@ -56,7 +57,7 @@ Examples:
 Each trial is an ordinary run, in a folder 000, 001, … below --dir: `baton top --run-dir DIR/003` shows it, its
 checkpoints are in it. The same command continues a sweep that was stopped or killed; with more values it adds trials.
 DIR/results.csv and DIR/results.html have the results so far. Trials that differ in `seed` only are one configuration:
-the table shows mean and standard deviation of their last evaluations, by the first metric of the recipe's task.
+the table shows mean and standard deviation of their last evaluations, by the metric of evaluation.best or the task's first.
 
 Ctrl-C saves every trial that trains and stops; a second one stops immediately.
 Exit codes: 0 all trials have a result, 75 saved and stopped, 1 some trials failed and may be tried again, 2 bad input, \
@@ -65,7 +66,7 @@ pub(crate) struct Args {
     /// Recipe file, or the name of a recipe in recipes/
     #[arg(value_name = "RECIPE")]
     recipe: PathBuf,
-    /// AxisValues of a key: one for all trials, several with commas between them, whole numbers as 0..4 (with both ends), or
+    /// Values of a key: one for all trials, several with commas between them, whole numbers as 0..4 (with both ends), or
     /// with --random uniform(LOW,HIGH) or loguniform(LOW,HIGH); may be repeated
     #[arg(long = "set", value_name = "KEY=VALUES")]
     axes: Vec<String>,
@@ -116,22 +117,19 @@ pub(crate) async fn run(mut args: Args) -> Result<u8, Failure> {
     let first = recipe::read(&args.recipe, &wanted[0])?;
     let dir =
         args.dir.clone().unwrap_or_else(|| Path::new(RUNS).join(format!("{}-sweep", first.name)));
-    let slots = slots(args.at_once, args.ranks).await?;
+    check_halving(&halving, &first)?;
+    let slots = slots(&first, args.at_once, args.ranks).await?;
     let drain = Duration::from_secs_f64(first.cluster.drain_seconds);
     let lock = tokio::select! {
-        lock = RunLock::take(&dir, drain + EXIT_TIMEOUT, || {
-            output::note("waiting for trials of an earlier start to save and stop");
+        lock = RunLock::take(&dir, "--dir", drain + EXIT_TIMEOUT, || {
+            output::note("waiting for another sweep in this folder, or for the trials of an earlier one, to end");
         }) => lock?,
         _ = inputs.recv() => return Ok(exit::DRAINED),
     };
-    let folder = SweepFolder::open(&dir, &wanted)?;
-    let mut trials = Vec::new();
-    for (number, settings) in folder.trials.iter().enumerate() {
-        trials.push(Trial::new(&args.recipe, &dir, number, settings)?);
-    }
+    let trials = trials(&args.recipe, &dir, wanted)?;
     let (start, failures) = (Instant::now(), BTreeMap::new());
     let running = slots.iter().map(|_| None).collect();
-    let stop = None;
+    let (stop, asked_at) = (None, None);
     let sweep = Sweep {
         args,
         dir,
@@ -142,12 +140,46 @@ pub(crate) async fn run(mut args: Args) -> Result<u8, Failure> {
         running,
         failures,
         stop,
+        asked_at,
         queue,
         start,
     };
     let ended = sweep.run(&mut inputs).await;
     drop(lock);
     ended
+}
+
+/// The trials of earlier starts in this folder, and the wanted ones that are not among them. All are checked before the list
+/// is written.
+fn trials(recipe: &Path, dir: &Path, wanted: Vec<TrialSettings>) -> Result<Vec<Trial>, Failure> {
+    let mut folder = SweepFolder::open(dir)?;
+    let known = folder.trials.len();
+    let mut trials: Vec<Trial> = Vec::new();
+    let mut recipes = HashSet::new();
+    for settings in folder.trials.into_iter().chain(wanted) {
+        let trial = Trial::new(recipe, dir, trials.len(), settings)?;
+        // The same values may be written in another way, or be those of the recipe.
+        if recipes.insert(trial.spec.to_json()) || trials.len() < known {
+            trials.push(trial);
+        }
+    }
+    if trials.len() > known {
+        folder.trials = trials.iter().map(|trial| trial.settings.clone()).collect();
+        folder.save()?;
+    }
+    Ok(trials)
+}
+
+/// Refuses a comparison that would never take place.
+fn check_halving(halving: &Halving, spec: &JobSpec) -> Result<(), Failure> {
+    let evaluations = spec.train.epochs.div_ceil(spec.evaluation.every_epochs.max(1));
+    match halving.after.last() {
+        Some(last) if *last >= evaluations as usize => Err(bad_input(format!(
+            "--halving {last}: a trial makes {evaluations} evaluations, and after its last one there is nothing to stop: give \
+             smaller numbers, or set evaluation.every_epochs"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 impl Args {
@@ -187,11 +219,16 @@ struct MachineShare {
 }
 
 /// The slots of this machine.
-async fn slots(count: u32, ranks: Option<u32>) -> Result<Vec<MachineShare>, Failure> {
+async fn slots(
+    spec: &JobSpec,
+    count: u32,
+    ranks: Option<u32>,
+) -> Result<Vec<MachineShare>, Failure> {
     if count == 1 {
         return Ok(vec![MachineShare { cores: CpuShare::of_rank(0, 1), gpus: None }]);
     }
     let devices: Vec<String> = match std::env::var("CUDA_VISIBLE_DEVICES") {
+        _ if spec.cluster.device == DeviceChoice::Cpu => Vec::new(),
         Ok(list) => {
             list.split(',').map(str::to_owned).filter(|device| !device.is_empty()).collect()
         }
@@ -232,7 +269,10 @@ struct Trial {
     /// What `baton up` gets: the settings, and a place for checkpoints that no other trial has.
     overrides: TrialSettings,
     run_dir: PathBuf,
+    /// Its recipe, without that place.
     spec: JobSpec,
+    /// The recipe without the seed, as JSON.
+    configuration: String,
 }
 
 impl Trial {
@@ -242,7 +282,7 @@ impl Trial {
         recipe: &Path,
         dir: &Path,
         number: usize,
-        settings: &TrialSettings,
+        settings: TrialSettings,
     ) -> Result<Self, Failure> {
         let name = folder_name(number);
         let read = |overrides: &TrialSettings| {
@@ -251,21 +291,24 @@ impl Trial {
                 ..failure
             })
         };
-        let mut overrides = settings.clone();
-        let mut spec = read(&overrides)?;
+        let spec = read(&settings)?;
+        let (mut overrides, mut trained) = (settings.clone(), spec.clone());
         if !spec.checkpoint.dir.is_empty() {
-            let place = format!("{}/{name}", spec.checkpoint.dir.trim_end_matches('/'));
-            overrides.push(format!("checkpoint.dir={}", toml::Value::String(place)));
-            spec = read(&overrides)?;
+            let sweep = dir.file_name().unwrap_or_default().to_string_lossy();
+            let place = spec.checkpoint.dir.trim_end_matches('/');
+            let place = toml::Value::String(format!("{place}/{sweep}/{name}"));
+            overrides.push(format!("checkpoint.dir={place}"));
+            trained = read(&overrides)?;
         }
         let run_dir = dir.join(&name);
-        if let Some(change) = record::changed_since(&run_dir, &spec) {
+        if let Some(change) = record::changed_since(&run_dir, &trained) {
             return Err(bad_input(format!(
-                "trial {name} in {} has ended with another recipe ({change}): choose another --dir",
+                "trial {name} in {} was trained with another recipe ({change}): choose another --dir",
                 dir.display()
             )));
         }
-        Ok(Self { settings: settings.clone(), overrides, run_dir, spec })
+        let configuration = JobSpec { seed: 0, ..spec.clone() }.to_json();
+        Ok(Self { settings, overrides, run_dir, spec, configuration })
     }
 }
 
@@ -311,6 +354,8 @@ struct Sweep {
     /// Why trials failed since this start, by number.
     failures: BTreeMap<usize, String>,
     stop: Option<Stop>,
+    /// When a signal first asked to stop.
+    asked_at: Option<Instant>,
     queue: mpsc::UnboundedSender<Input>,
     start: Instant,
 }
@@ -322,13 +367,13 @@ impl Sweep {
         let mut look = tokio::time::interval(COMPARE_INTERVAL);
         let mut progress = tokio::time::interval(PROGRESS_INTERVAL);
         progress.reset();
-        self.start_trials()?;
+        self.start_trials();
         while self.running.iter().any(Option::is_some) {
             tokio::select! {
                 Some(input) = inputs.recv() => match input {
                     Input::Ended(slot, exit) => {
                         self.ended(slot, exit);
-                        self.start_trials()?;
+                        self.start_trials();
                     }
                     Input::Signal(name) => self.handle_signal(name),
                 },
@@ -336,10 +381,12 @@ impl Sweep {
                 _ = progress.tick() => self.show_progress(),
             }
         }
-        let results = self.write_results()?;
+        let (records, decisions) = self.look();
+        let results = self.write_results(&records, &decisions);
         if let Some(Stop::Failed(failure)) = self.stop {
             return Err(failure);
         }
+        let results = results?;
         if self.args.json {
             output::line(json::line(&results.json()));
         } else if self.args.csv {
@@ -375,8 +422,7 @@ impl Sweep {
     }
 
     fn decide(&self, records: &[TrialRecord]) -> Vec<Decision> {
-        let of_trials = configurations(&self.settings());
-        let reached = records.iter().zip(of_trials).enumerate();
+        let reached = records.iter().zip(self.configurations()).enumerate();
         let reached = reached.map(|(number, (record, configuration))| Reached {
             configuration,
             scores: record.evaluations.iter().map(record::EvaluatedTrial::score).collect(),
@@ -390,17 +436,28 @@ impl Sweep {
         self.halving.decide(&reached.collect::<Vec<_>>())
     }
 
+    /// The number of the configuration of each trial.
+    fn configurations(&self) -> Vec<usize> {
+        configurations(self.trials.iter().map(|trial| trial.configuration.as_str()))
+    }
+
     fn settings(&self) -> Vec<TrialSettings> {
         self.trials.iter().map(|trial| trial.settings.clone()).collect()
     }
 
-    /// Starts trials in the free slots, and writes the results so far.
-    fn start_trials(&mut self) -> Result<(), Failure> {
-        self.write_results()?;
+    /// Starts trials in the free slots, and writes the results so far. A failure lets those that train save and stop.
+    fn start_trials(&mut self) {
+        if let Err(failure) = self.try_to_start_trials() {
+            self.request_stop(Stop::Failed(failure));
+        }
+    }
+
+    fn try_to_start_trials(&mut self) -> Result<(), Failure> {
+        let (records, decisions) = self.look();
+        self.write_results(&records, &decisions)?;
         if self.stop.is_some() {
             return Ok(());
         }
-        let (_, decisions) = self.look();
         let mut waiting =
             decisions.iter().enumerate().filter_map(|(trial, decision)| match decision {
                 Decision::Train { until } => Some((trial, *until)),
@@ -410,12 +467,10 @@ impl Sweep {
             if self.running[slot].is_some() {
                 continue;
             }
-            let trains = |running: &Option<Running>, trial| {
-                running.as_ref().is_some_and(|running| running.trial == trial)
+            let trains = |trial| {
+                self.running.iter().flatten().any(|running: &Running| running.trial == trial)
             };
-            let next = waiting
-                .find(|(trial, _)| !self.running.iter().any(|running| trains(running, *trial)));
-            let Some((trial, until)) = next else { break };
+            let Some((trial, until)) = waiting.find(|(trial, _)| !trains(*trial)) else { break };
             self.running[slot] = Some(self.start_trial(slot, trial, until)?);
         }
         Ok(())
@@ -487,7 +542,12 @@ impl Sweep {
         let after = human::duration(running.since.elapsed().as_secs_f64());
         match (code, &record.end) {
             (_, SavedEnd::Diverged(reason)) => output::note(format!("{label}: diverged: {reason}")),
-            (exit::OK, _) | (exit::LIMIT_REACHED, _) => {
+            (exit::OK | exit::LIMIT_REACHED, SavedEnd::Open) => {
+                let why = "it has ended, but its report could not be written".to_owned();
+                output::note(format!("{label}: failed: {why}"));
+                self.failures.insert(number, why);
+            }
+            (exit::OK | exit::LIMIT_REACHED, _) => {
                 output::note(format!("{label}: {} after {after}", shown(&record)));
             }
             (exit::DRAINED, _) if running.is_stopping => {
@@ -502,7 +562,7 @@ impl Sweep {
                 let failure = bad_input(format!("trial {label}: {why}"));
                 self.request_stop(Stop::Failed(failure));
             }
-            _ if running.is_stopping => {}
+            _ if running.is_stopping => output::note(format!("{label}: not saved: {why}")),
             (exit::STOPPED, _) => {
                 self.failures.insert(number, "stopped by `baton stop`".to_owned());
             }
@@ -514,12 +574,19 @@ impl Sweep {
     }
 
     fn handle_signal(&mut self, name: &'static str) {
-        if self.stop.is_some() {
-            self.stop = Some(Stop::AtOnce);
-            self.running.iter().flatten().for_each(|running| running.child.signal(Signal::KILL));
-        } else {
-            output::note("saving and stopping; press Ctrl-C again to stop immediately");
-            self.request_stop(Stop::Asked(name.to_owned()));
+        match self.asked_at {
+            None => {
+                self.asked_at = Some(Instant::now());
+                output::note("saving and stopping; press Ctrl-C again to stop immediately");
+                self.request_stop(Stop::Asked(name.to_owned()));
+            }
+            Some(asked_at) if asked_at.elapsed() < DUPLICATE_SIGNAL_WINDOW => {}
+            Some(_) => {
+                self.stop = Some(Stop::AtOnce);
+                let running = self.running.iter().flatten();
+                // As a second Ctrl-C of `baton up`: it ends its own children at once.
+                running.for_each(|running| running.child.signal(Signal::TERM));
+            }
         }
     }
 
@@ -572,17 +639,20 @@ impl Sweep {
                     "{}: step {}, epoch {} of {epochs}{evaluated}",
                     folder_name(running.trial),
                     human::grouped(step),
-                    epoch + 1
+                    (epoch + 1).min(epochs)
                 ));
             }
         }
     }
 
     /// Writes `results.csv` and `results.html`.
-    fn write_results(&self) -> Result<SweepResults, Failure> {
-        let (records, decisions) = self.look();
-        let results =
-            SweepResults::new(&self.name, &self.settings(), &records, &decisions, &self.failures);
+    fn write_results(
+        &self,
+        records: &[TrialRecord],
+        decisions: &[Decision],
+    ) -> Result<SweepResults, Failure> {
+        let trials = (&self.settings()[..], &self.configurations()[..]);
+        let results = SweepResults::new(&self.name, trials, records, decisions, &self.failures);
         folder::write(&self.dir.join("results.csv"), &results.csv())?;
         folder::write(&self.dir.join("results.html"), &page::html(&results))?;
         Ok(results)

@@ -13,13 +13,10 @@ use baton_proto::v1::{
 use baton_recipe::{JobSpec, spec::FieldDifference};
 use serde::Deserialize;
 
-/// How the recipe with which a trial has ended differs from `spec`; `None` if it has not ended, or not differs.
+/// How the recipe with which a trial last ended or was saved differs from `spec`; `None` if it does not, or has not ended.
 pub(super) fn changed_since(run_dir: &Path, spec: &JobSpec) -> Option<String> {
     let report = SavedReport::read(run_dir)?;
     let then = JobSpec::from_toml(&report.recipe_toml, &[]).ok()?;
-    if report.end() == SavedEnd::Open {
-        return None;
-    }
     let changes = then.differences(spec).into_iter();
     let changes: Vec<String> =
         changes.filter(FieldDifference::affects_weights).map(|change| change.to_string()).collect();
@@ -85,12 +82,16 @@ impl TrialRecord {
     pub(super) fn read(run_dir: &Path) -> Self {
         let mut record = Self::default();
         let lines = File::open(run_dir.join("metrics.jsonl")).map(BufReader::new);
+        let mut last_step = String::new();
         for line in lines.into_iter().flat_map(BufRead::lines).map_while(Result::ok) {
-            // The last line may be incomplete, and the first one is about the file itself.
-            if let Ok(point) = serde_json::from_str::<StreamMetricsResponse>(&line) {
-                record.add(point);
+            // Most lines are steps, of which only the last one matters.
+            if line.contains("\"evaluation\":") || line.contains("\"began_at\":") {
+                record.add(&line);
+            } else if line.ends_with('}') {
+                last_step = line;
             }
         }
+        record.add(&last_step);
         if let Some(report) = SavedReport::read(run_dir) {
             record.hours = report.status.spending.hours;
             record.dollars = report.status.spending.dollars;
@@ -100,7 +101,9 @@ impl TrialRecord {
         record
     }
 
-    fn add(&mut self, point: StreamMetricsResponse) {
+    fn add(&mut self, line: &str) {
+        // The last line may be incomplete, and the first one is about the file itself.
+        let Ok(point) = serde_json::from_str::<StreamMetricsResponse>(line) else { return };
         match point.metrics {
             Some(Metrics::Step(step)) => self.position = Some((step.step, step.epoch)),
             Some(Metrics::Evaluation(found)) => {

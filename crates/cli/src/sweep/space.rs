@@ -203,9 +203,6 @@ pub(super) fn listed(text: &str, fixed: &[SweepAxis]) -> Result<Vec<TrialSetting
         if let Some(key) = repeated_key(trial.iter().map(String::as_str)) {
             return Err(format!("line {number}: {key} is also given with --set"));
         }
-        if let Some(same) = trials.iter().position(|other| is_same(other, &trial)) {
-            return Err(format!("line {number} is the same trial as number {same}"));
-        }
         trials.push(trial);
     }
     match trials.len() {
@@ -213,16 +210,6 @@ pub(super) fn listed(text: &str, fixed: &[SweepAxis]) -> Result<Vec<TrialSetting
         1..=MAX_TRIALS => Ok(trials),
         _ => Err(format!("there are more than {MAX_TRIALS} trials")),
     }
-}
-
-/// Whether two trials set the same values, in any order.
-pub(super) fn is_same(one: &TrialSettings, other: &TrialSettings) -> bool {
-    let sorted = |settings: &TrialSettings| {
-        let mut sorted = settings.clone();
-        sorted.sort_unstable();
-        sorted
-    };
-    sorted(one) == sorted(other)
 }
 
 fn check_keys(axes: &[SweepAxis]) -> Result<(), String> {
@@ -344,18 +331,8 @@ mod tests {
         let refused = |text: &str, fixed: &[&str]| listed(text, &axes(fixed)).unwrap_err();
         assert!(refused("{}\nseed=1", &[]).starts_with("line 2 is no JSON object"));
         assert!(refused("{\"seed\": null}", &[]).starts_with("line 1 is no JSON object"));
-        assert!(
-            refused("{\"seed\": 1}\n{\"seed\": 1}", &[]).starts_with("line 2 is the same trial")
-        );
         assert!(refused("{\"seed\": 1}", &["seed=2"]).contains("seed is also given with --set"));
         assert!(refused("{}", &["seed=2,3"]).contains("--set takes one value"));
         assert_eq!(refused("\n", &[]), "there is no trial in it");
-    }
-
-    #[test]
-    fn the_order_of_settings_does_not_matter() {
-        let settings = |texts: [&str; 2]| texts.map(str::to_owned).to_vec();
-        assert!(is_same(&settings(["a=1", "b=2"]), &settings(["b=2", "a=1"])));
-        assert!(!is_same(&settings(["a=1", "b=2"]), &settings(["b=1", "a=2"])));
     }
 }

@@ -1,7 +1,7 @@
 //! The results of a sweep as tables: for people, as CSV, as JSON and as a web page. Pure functions. Times and prices are not in
 //! the CSV, so that it has the same bytes however often the sweep was interrupted.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use baton_proto::v1::Metric;
 use baton_recipe::task;
@@ -58,16 +58,13 @@ struct Configuration {
     best: Option<f64>,
 }
 
-/// The number of the configuration of each trial: the same for those that differ in their seeds only.
-pub(super) fn configurations(trials: &[TrialSettings]) -> Vec<usize> {
-    let mut known: BTreeMap<Vec<&String>, usize> = BTreeMap::new();
-    let mut numbers = Vec::with_capacity(trials.len());
-    for trial in trials {
-        let mut settings: Vec<&String> = trial.iter().collect();
-        settings.retain(|setting| key(setting) != SEED_KEY);
-        settings.sort_unstable();
+/// The number of the configuration of each trial: the same for those whose recipes without the seed are the same.
+pub(super) fn configurations<'a>(recipes: impl Iterator<Item = &'a str>) -> Vec<usize> {
+    let mut known: HashMap<&str, usize> = HashMap::new();
+    let mut numbers = Vec::new();
+    for recipe in recipes {
         let next = known.len();
-        numbers.push(*known.entry(settings).or_insert(next));
+        numbers.push(*known.entry(recipe).or_insert(next));
     }
     numbers
 }
@@ -75,7 +72,7 @@ pub(super) fn configurations(trials: &[TrialSettings]) -> Vec<usize> {
 impl SweepResults {
     pub(super) fn new(
         name: &str,
-        trials: &[TrialSettings],
+        (trials, of_trials): (&[TrialSettings], &[usize]),
         records: &[TrialRecord],
         decisions: &[Decision],
         failures: &BTreeMap<usize, String>,
@@ -86,7 +83,6 @@ impl SweepResults {
             },
         );
         let results: Vec<TrialResult> = results.collect();
-        let of_trials = configurations(trials);
         let count = of_trials.iter().max().map_or(0, |last| last + 1);
         let members = |wanted: usize| {
             (0..trials.len()).filter(|trial| of_trials[*trial] == wanted).collect::<Vec<_>>()
@@ -198,8 +194,8 @@ impl SweepResults {
                 trial.result.as_ref().map(|found| found.step.to_string()).unwrap_or_default(),
             );
             line.extend(names.iter().map(|name| {
-                let metrics = trial.result.iter().flat_map(|found| &found.metrics);
-                let found = metrics.filter(|metric| metric.name == **name).next();
+                let mut metrics = trial.result.iter().flat_map(|found| &found.metrics);
+                let found = metrics.find(|metric| metric.name == **name);
                 found.map(|metric| metric.value.to_string()).unwrap_or_default()
             }));
             line.push(trial.best.as_ref().map(|best| best.step.to_string()).unwrap_or_default());
@@ -259,7 +255,7 @@ impl SweepResults {
 
     /// The keys in which configurations differ.
     fn shown_keys(&self) -> Vec<&String> {
-        self.keys.iter().filter(|key| *key != SEED_KEY || self.keys.len() == 1).collect()
+        self.keys.iter().filter(|key| *key != SEED_KEY || self.trials.len() == 1).collect()
     }
 }
 
@@ -438,7 +434,7 @@ pub(super) struct SweepJson<'a> {
 /// Trials that differ in their seeds only.
 #[derive(Debug, Serialize)]
 struct ConfigurationJson<'a> {
-    /// AxisValues of the keys in which configurations differ.
+    /// Values of the keys in which configurations differ.
     settings: BTreeMap<&'a str, &'a str>,
     /// Names of the trials.
     trials: Vec<String>,
@@ -454,7 +450,7 @@ struct ConfigurationJson<'a> {
 struct TrialJson<'a> {
     /// Its run folder, below that of the sweep.
     trial: String,
-    /// AxisValues that the recipe has in this trial.
+    /// Values that the recipe has in this trial.
     settings: BTreeMap<&'a str, &'a str>,
     /// `waiting`, `begun`, `completed`, `dropped after N evaluations`, `diverged`, `budget used up`, `failed: …`.
     state: &'a str,
@@ -520,7 +516,13 @@ mod tests {
         let (train, ended) = (Decision::Train { until: None }, Decision::Ended);
         let decisions = [ended, ended, dropped, dropped, ended, train, ended];
         let failures = BTreeMap::from([(5, "no memory".to_owned())]);
-        SweepResults::new("digits", &settings, &records, &decisions, &failures)
+        SweepResults::new(
+            "digits",
+            (&settings, &[0, 0, 1, 1, 2, 2, 3]),
+            &records,
+            &decisions,
+            &failures,
+        )
     }
 
     #[test]
@@ -542,8 +544,10 @@ mod tests {
     fn before_the_first_evaluation_there_is_no_table() {
         let settings = trials(&["seed=0", "seed=1"]);
         let (records, decisions) = (vec![TrialRecord::default(); 2], [Decision::Wait; 2]);
-        let results =
-            SweepResults::new("digits", &settings, &records, &decisions, &BTreeMap::new());
+        let numbers = [0, 0];
+        let trials = (&settings[..], &numbers[..]);
+        let results = SweepResults::new("digits", trials, &records, &decisions, &BTreeMap::new());
+        assert_eq!(results.header()[0], "");
         assert_eq!(results.text(), "no trial has been evaluated yet");
         assert_eq!(
             results.csv(),
@@ -563,14 +567,14 @@ mod tests {
         };
         let decisions = [Decision::Ended; 2];
         let records = [loss(0.5), loss(0.25)];
-        let results = SweepResults::new("x", &settings, &records, &decisions, &BTreeMap::new());
+        let results =
+            SweepResults::new("x", (&settings, &[0, 1]), &records, &decisions, &BTreeMap::new());
         assert_eq!(results.rows()[0][..2], ["2", "0.2500"]);
     }
 
     #[test]
-    fn trials_that_differ_in_seeds_only_are_one_configuration() {
-        let settings = trials(&["a=1 seed=0", "seed=1 a=1", "a=2 seed=0", "a=2"]);
-        assert_eq!(configurations(&settings), [0, 0, 1, 1]);
+    fn trials_of_the_same_recipe_but_for_the_seed_are_one_configuration() {
+        assert_eq!(configurations(["a", "b", "a", "c"].into_iter()), [0, 1, 0, 2]);
         assert_eq!(numbers(&[0, 1, 2]), "000-002");
         assert_eq!(numbers(&[0, 2]), "000, 002");
         assert_eq!(numbers(&[7]), "007");

@@ -132,6 +132,9 @@ const LATER_RESTART_PAUSE: Duration = Duration::from_secs(10);
 
 /// After this time without an answer, the store is asked whether another coordinator has taken over.
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(30);
+/// Time between two tries with credentials that are read again.
+const RENEWAL_PAUSE: Duration = Duration::from_secs(1);
+
 /// Time between two looks at that silence.
 const SILENCE_CHECK: Duration = Duration::from_secs(10);
 
@@ -189,7 +192,7 @@ async fn prepare(mut args: Args, display: &mut dyn Display) -> Result<PreparedRu
         display.note(&key.to_string());
     }
     let drain = Duration::from_secs_f64(spec.cluster.drain_seconds);
-    let lock = RunLock::take(&run_dir, drain + EXIT_TIMEOUT, || {
+    let lock = RunLock::take(&run_dir, "--run-dir", drain + EXIT_TIMEOUT, || {
         display.note("waiting for processes of an earlier run to save and stop");
     })
     .await?;
@@ -227,6 +230,8 @@ struct Up {
     stop_request: StopRequest,
     /// When the coordinator last answered.
     last_answer: Time,
+    /// When the credentials were last read again.
+    renewed_at: Time,
     /// Whether another coordinator has taken over from that of this command, which then is an agent among others.
     is_elsewhere: bool,
     /// The newest events, which are not shown again when another coordinator reports them.
@@ -291,6 +296,7 @@ impl Up {
             outcome: None,
             stop_request: StopRequest::NotRequested,
             last_answer: Time(0),
+            renewed_at: Time(0),
             is_elsewhere: false,
             known_events: EventFeed::new(0, false),
             shows_events: false,
@@ -423,16 +429,19 @@ impl Up {
         self.start(ChildKind::Coordinator, command)
     }
 
-    /// A coordinator that was restarted and does not accept this command has other tokens or certificates: those in the
+    /// A coordinator that was restarted and does not accept this command may have other tokens or certificates: those in the
     /// files now, with which this command tries again.
     fn handle_refusal(&mut self, failure: &Failure, served: &mut Served) {
         self.note_restart(format!(
-            "{failure}; its tokens or certificates were replaced: until the files fit together, this command and its ranks \
-             are cut off; the ranks go on, and Ctrl-C saves their state"
+            "{failure}; until then this command and its ranks are cut off from the coordinator: the ranks go on, and Ctrl-C \
+             saves their state"
         ));
+        if self.now().since(self.renewed_at) < RENEWAL_PAUSE {
+            return;
+        }
+        self.renewed_at = self.now();
         let Ok(credentials) = self.args.credentials() else { return };
-        let address = served.coordinator.address().clone();
-        if let Ok(coordinator) = Coordinator::at(address, &credentials) {
+        if let Ok(coordinator) = served.coordinator.with_credentials(&credentials) {
             served.feeds.iter().for_each(AbortHandle::abort);
             *served = self.serve_by(coordinator, credentials);
         }
@@ -866,7 +875,7 @@ impl Up {
 
     /// The outcome once the agent has left without a coordinator. Only the store tells whether anything is saved.
     async fn drained_without_coordinator(&self) -> Outcome {
-        let why = "the coordinator did not answer";
+        let why = "the coordinator gave no answer";
         match checkpoints::newest(&self.spec, &self.run_dir).await {
             Ok(Some(name)) => {
                 let reason = format!("as requested; {why}; the newest checkpoint is {name}");

@@ -35,16 +35,17 @@ const IN_USE_AFTER: Duration = Duration::from_secs(3);
 
 impl RunLock {
     /// Creates the run folder and locks it. Waits up to `timeout` for processes of an earlier run to end; `waiting` is
-    /// called once if it has to wait.
+    /// called once if it has to wait. `flag` is the one that names the folder.
     pub(crate) async fn take(
         run_dir: &Path,
+        flag: &str,
         timeout: Duration,
         mut waiting: impl FnMut(),
     ) -> Result<Self, Failure> {
         let path = run_dir.join("baton-up.lock");
         let unusable = |error: &dyn std::fmt::Display| {
             let dir = run_dir.display();
-            bad_input(format!("run folder {dir}: {error}; give a writable one with --run-dir"))
+            bad_input(format!("run folder {dir}: {error}; give a writable one with {flag}"))
         };
         fs::create_dir_all(run_dir).map_err(|error| unusable(&error))?;
         let file = OpenOptions::new().create(true).append(true).open(&path);
@@ -110,7 +111,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let take = async |timeout| {
             let mut has_waited = false;
-            let lock = RunLock::take(folder.path(), timeout, || has_waited = true).await;
+            let lock =
+                RunLock::take(folder.path(), "--run-dir", timeout, || has_waited = true).await;
             (lock, has_waited)
         };
         let (first, has_waited) = take(Duration::ZERO).await;

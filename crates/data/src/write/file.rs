@@ -22,7 +22,7 @@ pub const FFCV_MIN_PAGE_BYTES: u32 = 2 << 20;
 /// 0. An unfinished file is removed on drop; a file left by a killed process is replaced by the next writer of the
 /// same target.
 ///
-/// Peak memory: one page, 24 bytes and a row per sample, and 24 bytes per value in the pages.
+/// Peak memory: two pages, and 24 bytes per value in the pages.
 ///
 /// An empty value uses one byte of its page, which is never read. Readers, also ffcv's, look up sizes by position, so
 /// two values must not have the same position.
@@ -34,7 +34,10 @@ pub struct Writer {
     row_bytes: u64,
     planned: u64,
     samples: u64,
+    /// Rows that are not in the file yet.
     rows: Vec<u8>,
+    /// Bytes of the rows in the file.
+    written_rows: u64,
     table: Vec<u8>,
     page_bytes: u32,
     /// Position in the file of the page in memory.
@@ -103,6 +106,7 @@ impl Writer {
             planned,
             samples: 0,
             rows: Vec::new(),
+            written_rows: 0,
             table: Vec::new(),
             page_bytes,
             page_start,
@@ -152,6 +156,21 @@ impl Writer {
             }
         }
         self.samples += 1;
+        if self.rows.len() as u64 >= u64::from(self.page_bytes) {
+            self.write_rows()?;
+        }
+        Ok(())
+    }
+
+    fn rows_start(&self) -> u64 {
+        (HEADER_BYTES + self.fields.len() * DESCRIPTOR_BYTES) as u64
+    }
+
+    fn write_rows(&mut self) -> Result<(), Error> {
+        self.draft.seek(self.rows_start() + self.written_rows)?;
+        self.draft.write(&self.rows)?;
+        self.written_rows += self.rows.len() as u64;
+        self.rows.clear();
         Ok(())
     }
 
@@ -186,14 +205,12 @@ impl Writer {
         if !self.page.is_empty() {
             self.write_page()?;
         }
-        let rows_start = (HEADER_BYTES + self.fields.len() * DESCRIPTOR_BYTES) as u64;
+        self.write_rows()?;
         // Without values in pages there are neither pages nor padding.
         let table_start = match self.table.is_empty() {
-            true => rows_start + self.rows.len() as u64,
+            true => self.rows_start() + self.written_rows,
             false => self.page_start,
         };
-        self.draft.seek(rows_start)?;
-        self.draft.write(&self.rows)?;
         self.draft.seek(table_start)?;
         self.draft.write(&self.table)?;
 

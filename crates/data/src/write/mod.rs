@@ -20,6 +20,8 @@
 //! | `split` | [`KeySplit`]: which of several files a sample is written to |
 //! | `table` | [`write_table`]: columns of CSV and TSV files |
 //! | `text` | [`TextWriter`]: token ids with labels |
+//! | `recording` | long signals in `.npy` and `.wav` files |
+//! | `window` | [`write_windows`]: windows of recordings |
 //! | `progress` | record of the finished shards |
 
 mod draft;
@@ -31,10 +33,14 @@ mod images;
 mod jpeg;
 mod pipeline;
 mod progress;
+mod recording;
 mod source;
 mod split;
 mod table;
 mod text;
+mod window;
+
+use std::path::{Path, PathBuf};
 
 pub use self::{
     encoding::{Encoding, JpegSelection},
@@ -48,4 +54,26 @@ pub use self::{
     split::KeySplit,
     table::{TableField, TableOptions, WrittenTable, write_table},
     text::{MAX_TEXT_TOKENS, TextWriter},
+    window::{
+        LabelTable, LabelTimes, RECORDING_FIELD, START_FIELD, WINDOW_FIELD, WINDOW_LABEL_FIELD,
+        WindowOptions, WrittenWindows, write_windows,
+    },
 };
+
+/// Checks the files that samples are divided among, and the shares of all but the first.
+fn check_shares(to: &Path, others: &[(PathBuf, f64)]) -> Result<(), Error> {
+    let shares: f64 = others.iter().map(|(_, share)| share).sum();
+    let is_share = |share: &f64| *share > 0.0 && *share < 1.0;
+    if !others.iter().all(|(_, share)| is_share(share)) || shares >= 1.0 {
+        return Err(Error::Option(
+            "the shares of the other files must be above 0, and below 1 together".to_owned(),
+        ));
+    }
+    let paths: Vec<&Path> =
+        std::iter::once(to).chain(others.iter().map(|(path, _)| path.as_path())).collect();
+    let again = (1..paths.len()).find(|number| paths[..*number].contains(&paths[*number]));
+    match again {
+        Some(again) => Err(Error::Option(format!("{} is given twice", paths[again].display()))),
+        None => Ok(()),
+    }
+}

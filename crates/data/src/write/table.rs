@@ -179,7 +179,7 @@ pub fn write_table(
             Ok::<(), ()>(())
         });
         // Bad rows were counted before.
-        if is_good.is_ok() {
+        if is_good.is_ok() && (options.by.is_none() || !row.key.is_empty()) {
             let values: Vec<Value<'_>> = values.iter().map(OwnedValue::borrowed).collect();
             writers[split.set(&row.key)].push(&values)?;
         }
@@ -209,19 +209,7 @@ impl TableOptions {
     }
 
     fn check(&self) -> Result<(), Error> {
-        let shares: f64 = self.others.iter().map(|(_, share)| share).sum();
-        let is_share = |share: &f64| *share > 0.0 && *share < 1.0;
-        if !self.others.iter().all(|(_, share)| is_share(share)) || shares >= 1.0 {
-            return Err(Error::Option(
-                "the shares of the other files must be above 0, and below 1 together".to_owned(),
-            ));
-        }
-        let paths = self.paths();
-        let again = (1..paths.len()).find(|number| paths[..*number].contains(&paths[*number]));
-        match again {
-            Some(again) => Err(Error::Option(format!("{} is given twice", paths[again].display()))),
-            None => Ok(()),
-        }
+        super::check_shares(&self.to, &self.others)
     }
 
     fn refused(&self, reason: String) -> Error {
@@ -254,11 +242,16 @@ impl Found {
 
     fn add(&mut self, options: &TableOptions, split: &KeySplit, row: &Row) -> Result<(), Error> {
         self.read += 1;
+        let no_key = || match &options.by {
+            Some(by) if row.key.is_empty() => Err(format!("column {by:?} is empty")),
+            _ => Ok(()),
+        };
         let check = |(field, cells): (&TableField, &Vec<String>)| match field.kind {
             ColumnKind::Class => field.text(cells).map(drop),
             _ => field.value(cells, &[]).map(drop),
         };
-        if let Err(reason) = options.fields.iter().zip(&row.cells).try_for_each(check) {
+        let checked = options.fields.iter().zip(&row.cells).try_for_each(check);
+        if let Err(reason) = checked.and_then(|()| no_key()) {
             let line = row.line as usize;
             let error = Error::Line { path: options.from.clone(), line, reason };
             if !options.skips_bad_rows {
@@ -276,7 +269,8 @@ impl Found {
         let fields = options.fields.iter().zip(&row.cells).zip(&mut self.classes);
         for ((field, cells), classes) in fields {
             if field.kind == ColumnKind::Class {
-                let rows = classes.entry(cells[0].clone()).or_insert_with(|| vec![0; sets]);
+                let name = cells[0].trim().to_owned();
+                let rows = classes.entry(name).or_insert_with(|| vec![0; sets]);
                 rows[set] += 1;
             }
         }
@@ -316,6 +310,50 @@ impl Found {
     }
 }
 
+/// A CSV or TSV file whose first line is read.
+pub(super) struct NamedColumns {
+    pub(super) reader: Reader<File>,
+    /// The positions of the columns that were asked for.
+    pub(super) positions: Vec<usize>,
+}
+
+impl NamedColumns {
+    pub(super) fn open(path: &Path, columns: &[&str]) -> Result<Self, Error> {
+        let refused = |reason: String| Error::Source { path: path.to_owned(), reason };
+        let file = File::open(path).map_err(failed("open", path))?;
+        let is_tsv = path.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("tsv"));
+        let delimiter = if is_tsv { b'\t' } else { b',' };
+        let mut reader = ReaderBuilder::new().delimiter(delimiter).from_reader(file);
+        let headers = reader.headers().map_err(|error| unreadable(path, &error))?.clone();
+        // Spreadsheets write a byte order mark.
+        let headers: Vec<&str> =
+            headers.iter().map(|name| name.trim_start_matches('\u{feff}').trim()).collect();
+        let find = |column: &&str| {
+            let found: Vec<usize> =
+                (0..headers.len()).filter(|number| headers[*number] == *column).collect();
+            match found[..] {
+                [number] => Ok(number),
+                [] => {
+                    let names = headers.join(", ");
+                    Err(refused(format!("has no column {column:?}; its columns: {names}")))
+                }
+                _ => Err(refused(format!("has several columns {column:?}"))),
+            }
+        };
+        let positions = columns.iter().map(find).collect::<Result<_, Error>>()?;
+        Ok(Self { reader, positions })
+    }
+}
+
+/// Reads the next row; false after the last one.
+pub(super) fn next_record(
+    reader: &mut Reader<File>,
+    path: &Path,
+    record: &mut StringRecord,
+) -> Result<bool, Error> {
+    reader.read_record(record).map_err(|error| unreadable(path, &error))
+}
+
 /// A table that is being read.
 struct OpenTable {
     path: PathBuf,
@@ -343,41 +381,25 @@ struct Row {
 impl OpenTable {
     fn open(options: &TableOptions) -> Result<Self, Error> {
         let path = options.from.clone();
-        let file = File::open(&path).map_err(failed("open", &path))?;
-        let is_tsv = path.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("tsv"));
-        let delimiter = if is_tsv { b'\t' } else { b',' };
-        let mut reader = ReaderBuilder::new().delimiter(delimiter).from_reader(file);
-        let headers = reader.headers().map_err(|error| unreadable(&path, error))?.clone();
-        // Spreadsheets write a byte order mark.
-        let headers: Vec<&str> =
-            headers.iter().map(|name| name.trim_start_matches('\u{feff}').trim()).collect();
-        let find = |column: &String| {
-            let found: Vec<usize> =
-                (0..headers.len()).filter(|number| headers[*number] == column).collect();
-            match found[..] {
-                [number] => Ok(number),
-                [] => {
-                    let names = headers.join(", ");
-                    Err(options.refused(format!("has no column {column:?}; its columns: {names}")))
-                }
-                _ => Err(options.refused(format!("has several columns {column:?}"))),
-            }
-        };
-        let columns = options.fields.iter().map(|field| field.columns.iter().map(find).collect());
-        let columns = columns.collect::<Result<Vec<_>, Error>>()?;
-        let by = options.by.as_ref().map(find).transpose()?;
+        let names = options.fields.iter().flat_map(|field| &field.columns).chain(&options.by);
+        let names: Vec<&str> = names.map(String::as_str).collect();
+        let NamedColumns { reader, positions } = NamedColumns::open(&path, &names)?;
+        let mut positions = positions.into_iter();
+        let fields = options.fields.iter();
+        let columns =
+            fields.map(|field| positions.by_ref().take(field.columns.len()).collect()).collect();
+        let by = positions.next();
         Ok(Self { path, reader, columns, by, record: StringRecord::new(), row: 0 })
     }
 
     fn next(&mut self) -> Result<Option<Row>, Error> {
-        let is_there = self.reader.read_record(&mut self.record);
-        if !is_there.map_err(|error| unreadable(&self.path, error))? {
+        if !next_record(&mut self.reader, &self.path, &mut self.record)? {
             return Ok(None);
         }
         self.row += 1;
         let cell = |column: &usize| self.record.get(*column).unwrap_or_default().to_owned();
         let key = match &self.by {
-            Some(column) => cell(column),
+            Some(column) => cell(column).trim().to_owned(),
             None => self.record.iter().collect::<Vec<_>>().join("\u{1f}"),
         };
         Ok(Some(Row {
@@ -389,7 +411,7 @@ impl OpenTable {
     }
 }
 
-fn unreadable(path: &Path, error: csv::Error) -> Error {
+fn unreadable(path: &Path, error: &csv::Error) -> Error {
     let reason = match error.kind() {
         csv::ErrorKind::UnequalLengths { pos, expected_len, len } => {
             let line = pos.as_ref().map_or(0, csv::Position::line);
@@ -443,7 +465,7 @@ impl TableField {
 
     /// The text of its only column.
     fn text<'a>(&self, cells: &'a [String]) -> Result<&'a str, String> {
-        match cells[0].as_str() {
+        match cells[0].trim() {
             "" => Err(format!("column {:?} is empty", self.columns[0])),
             text => Ok(text),
         }
@@ -453,7 +475,7 @@ impl TableField {
     fn value(&self, cells: &[String], classes: &[String]) -> Result<OwnedValue, String> {
         Ok(match &self.kind {
             ColumnKind::Int => {
-                let text = self.text(cells)?.trim();
+                let text = self.text(cells)?;
                 OwnedValue::Int(text.parse().map_err(|_| self.wrong(0, text, "a whole number"))?)
             }
             ColumnKind::Float => OwnedValue::Float(self.number(cells, 0)?),
@@ -498,7 +520,10 @@ impl TableField {
         if text.is_empty() {
             return Err(format!("column {:?} is empty", self.columns[column]));
         }
-        let number = text.parse::<f64>().ok().filter(|number| number.is_finite());
+        let number = text.parse::<f64>().ok().filter(|number| match self.kind {
+            ColumnKind::Floats => (*number as f32).is_finite(),
+            _ => number.is_finite(),
+        });
         number.ok_or_else(|| self.wrong(column, text, "a finite number"))
     }
 

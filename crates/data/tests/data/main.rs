@@ -15,5 +15,6 @@ mod sketch;
 mod summary;
 mod table;
 mod text;
+mod window;
 mod write;
 mod write_images;

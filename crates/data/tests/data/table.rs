@@ -99,12 +99,21 @@ fn every_kind_of_column_becomes_a_field() {
     assert_eq!(floats(array(&set, "hot", 0)), [0., 1., 0., 0., 0., 1., 1., 0., 0.]);
 }
 
+/// The refusal of a table that has a row without its key.
+fn refused_without_a_key(options: &TableOptions) -> String {
+    let (_folder, mut other) = Folder::new("t.csv", "row,patient\n1, \n2,p\n");
+    other.fields.clone_from(&options.fields);
+    other.by.clone_from(&options.by);
+    refusal(&other)
+}
+
 #[test]
 fn rows_with_the_same_key_are_in_one_file_and_no_row_is_lost() {
     let rows: String = (0..600).map(|row| format!("{row},p{}\n", row % 60)).collect();
     let (folder, mut options) = Folder::new("rows.csv", &format!("row,patient\n{rows}"));
     options.fields = fields(&["row=int", "patient=class"]);
     options.by = Some("patient".to_owned());
+    assert!(refused_without_a_key(&options).contains("line 2: column \"patient\" is empty"));
     // A class of each patient could not be in every file.
     options.fields.pop();
     options.others = vec![(folder.path("val.beton"), 0.2), (folder.path("test.beton"), 0.1)];
@@ -153,6 +162,10 @@ fn a_bad_value_is_named_by_line_and_column_and_nothing_is_written() {
     );
     assert_eq!(refused("a,b\n1,2\n", "c=int"), "t.csv: has no column \"c\"; its columns: a, b");
     assert_eq!(refused("a,a\n1,2\n", "a=int"), "t.csv: has several columns \"a\"");
+    assert_eq!(
+        refused("a\n1e39\n", "a=floats"),
+        "t.csv, line 2: column \"a\": \"1e39\" is not a finite number"
+    );
     assert_eq!(refused("a\n", "a=int"), "t.csv: has no rows below its first line");
 }
 

@@ -6,6 +6,7 @@ mod synth;
 mod table;
 mod tokenize;
 mod verify;
+mod window;
 mod write;
 
 use std::path::Path;
@@ -21,6 +22,7 @@ use crate::failure::{bad_input, failed};
 pub(crate) enum Command {
     Write(write::Args),
     Table(table::Args),
+    Window(window::Args),
     Tokenize(tokenize::Args),
     #[command(subcommand)]
     Synth(synth::Command),
@@ -33,6 +35,7 @@ pub(super) fn run(command: Command) -> Result<(), Failure> {
     match command {
         Command::Write(args) => write::run(&args),
         Command::Table(args) => table::run(args),
+        Command::Window(args) => window::run(args),
         Command::Tokenize(args) => tokenize::run(&args),
         Command::Synth(command) => synth::run(&command),
         Command::Inspect(args) => inspect::run(&args),

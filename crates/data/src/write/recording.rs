@@ -1,0 +1,256 @@
+//! Recordings: long signals of one or several channels, as `.npy` and `.wav` files.
+
+use std::{
+    fs::File,
+    io::{BufReader, Read},
+    path::Path,
+};
+
+use super::{Error, draft::failed};
+
+/// A recording in memory.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct SignalRecording {
+    pub(super) channels: usize,
+    /// Number of positions in time.
+    pub(super) len: usize,
+    /// One channel after the other.
+    pub(super) values: Vec<f32>,
+    /// Positions per second, if the file says it.
+    pub(super) rate: Option<u32>,
+}
+
+/// Ends of the names of files that can be read.
+pub(super) const RECORDING_EXTENSIONS: [&str; 2] = ["npy", "wav"];
+
+impl SignalRecording {
+    /// Reads a file.
+    pub(super) fn read(path: &Path) -> Result<Self, Error> {
+        let refused = |reason: String| Error::Source { path: path.to_owned(), reason };
+        let read = if is_wav(path) { read_wav(path)? } else { read_npy(path)? };
+        read.map_err(refused)
+    }
+
+    /// Number of positions in time, from the beginning of the file.
+    pub(super) fn len_of(path: &Path) -> Result<usize, Error> {
+        let refused = |reason: String| Error::Source { path: path.to_owned(), reason };
+        if is_wav(path) {
+            let reader =
+                hound::WavReader::open(path).map_err(|error| refused(error.to_string()))?;
+            return Ok(reader.duration() as usize);
+        }
+        let file = File::open(path).map_err(failed("open", path))?;
+        let header = NpyHeader::read(&mut BufReader::new(file));
+        header.map_err(failed("read", path))?.map(|header| header.shape.1).map_err(refused)
+    }
+
+    /// One channel.
+    pub(super) fn channel(&self, channel: usize) -> &[f32] {
+        &self.values[channel * self.len..(channel + 1) * self.len]
+    }
+}
+
+fn is_wav(path: &Path) -> bool {
+    path.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("wav"))
+}
+
+/// Samples in -1 to 1.
+fn read_wav(path: &Path) -> Result<Result<SignalRecording, String>, Error> {
+    let mut reader = match hound::WavReader::open(path) {
+        Ok(reader) => reader,
+        Err(hound::Error::IoError(error)) => return Err(failed("open", path)(error)),
+        Err(error) => return Ok(Err(error.to_string())),
+    };
+    let (channels, len) = (usize::from(reader.spec().channels), reader.duration() as usize);
+    let spec = reader.spec();
+    let mut values = vec![0.0_f32; channels * len];
+    let place = |position: usize| (position % channels) * len + position / channels;
+    let read = match spec.sample_format {
+        hound::SampleFormat::Float => {
+            reader.samples::<f32>().enumerate().try_for_each(|(at, sample)| {
+                values[place(at)] = sample?;
+                Ok::<(), hound::Error>(())
+            })
+        }
+        hound::SampleFormat::Int => {
+            let scale = 2_f32.powi(1 - i32::from(spec.bits_per_sample));
+            reader.samples::<i32>().enumerate().try_for_each(|(at, sample)| {
+                values[place(at)] = sample? as f32 * scale;
+                Ok(())
+            })
+        }
+    };
+    let rate = Some(spec.sample_rate);
+    Ok(read
+        .map(|()| SignalRecording { channels, len, values, rate })
+        .map_err(|error| error.to_string()))
+}
+
+fn read_npy(path: &Path) -> Result<Result<SignalRecording, String>, Error> {
+    let file = File::open(path).map_err(failed("open", path))?;
+    let mut reader = BufReader::new(file);
+    let header = match NpyHeader::read(&mut reader).map_err(failed("read", path))? {
+        Ok(header) => header,
+        Err(reason) => return Ok(Err(reason)),
+    };
+    let (channels, len) = header.shape;
+    let (count, size) = (channels * len, header.kind.bytes());
+    let mut values = Vec::with_capacity(count);
+    // In parts, so that memory does not hold the file twice.
+    let mut part = vec![0; NPY_PART_BYTES.min(count * size)];
+    while values.len() < count {
+        let bytes = part.len().min((count - values.len()) * size);
+        let part = &mut part[..bytes];
+        if let Err(error) = reader.read_exact(part) {
+            let cut_off = || format!("has fewer than its {count} values: is it cut off?");
+            return is_short(error).map(|()| Err(cut_off())).map_err(failed("read", path));
+        }
+        header.kind.append(part, &mut values);
+    }
+    Ok(Ok(SignalRecording { channels, len, values, rate: None }))
+}
+
+/// Bytes of a `.npy` file that are read at once, a multiple of the size of every number.
+const NPY_PART_BYTES: usize = 1 << 20;
+
+/// The header of a `.npy` file (NEP 1, versions 1 to 3).
+#[derive(Debug, PartialEq, Eq)]
+struct NpyHeader {
+    kind: NumberKind,
+    /// Channels and positions in time.
+    shape: (usize, usize),
+}
+
+/// Element types of arrays, little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum NumberKind {
+    F32,
+    F64,
+    I16,
+    I32,
+}
+
+impl NumberKind {
+    fn bytes(self) -> usize {
+        match self {
+            Self::I16 => 2,
+            Self::F32 | Self::I32 => 4,
+            Self::F64 => 8,
+        }
+    }
+
+    fn append(self, bytes: &[u8], values: &mut Vec<f32>) {
+        fn all<const N: usize>(
+            bytes: &[u8],
+            values: &mut Vec<f32>,
+            value: impl Fn([u8; N]) -> f32,
+        ) {
+            values.extend(bytes.as_chunks::<N>().0.iter().map(|chunk| value(*chunk)));
+        }
+        match self {
+            Self::F32 => all(bytes, values, f32::from_le_bytes),
+            Self::F64 => all(bytes, values, |chunk| f64::from_le_bytes(chunk) as f32),
+            Self::I16 => all(bytes, values, |chunk| i16::from_le_bytes(chunk).into()),
+            Self::I32 => all(bytes, values, |chunk| i32::from_le_bytes(chunk) as f32),
+        }
+    }
+}
+
+/// Most bytes of a header; numpy writes 118 for such arrays.
+const MAX_NPY_HEADER_BYTES: usize = 64 << 10;
+
+impl NpyHeader {
+    fn read(reader: &mut impl Read) -> std::io::Result<Result<Self, String>> {
+        let mut start = [0; 8];
+        if let Err(error) = reader.read_exact(&mut start) {
+            return is_short(error).map(|()| Err("is no .npy file".to_owned()));
+        }
+        let [magic @ .., major, _] = start;
+        if &magic != b"\x93NUMPY" || !(1..=3).contains(&major) {
+            return Ok(Err("is no .npy file".to_owned()));
+        }
+        let mut size = [0; 4];
+        let size_bytes = if major == 1 { 2 } else { 4 };
+        if let Err(error) = reader.read_exact(&mut size[..size_bytes]) {
+            return is_short(error).map(|()| Err("is cut off in its header".to_owned()));
+        }
+        let size = u32::from_le_bytes(size) as usize;
+        if size > MAX_NPY_HEADER_BYTES {
+            return Ok(Err("its header is too long".to_owned()));
+        }
+        let mut header = vec![0; size];
+        if let Err(error) = reader.read_exact(&mut header) {
+            return is_short(error).map(|()| Err("is cut off in its header".to_owned()));
+        }
+        Ok(Self::parse(&String::from_utf8_lossy(&header)))
+    }
+
+    /// Parses `{'descr': '<f4', 'fortran_order': False, 'shape': (3, 100), }`.
+    fn parse(text: &str) -> Result<Self, String> {
+        let after =
+            |key: &str| text.split_once(key).map(|(_, rest)| rest.trim_start_matches([' ', ':']));
+        let descr = after("'descr'").and_then(|rest| rest.strip_prefix('\'')?.split('\'').next());
+        let kind = match descr {
+            Some("<f4") => NumberKind::F32,
+            Some("<f8") => NumberKind::F64,
+            Some("<i2") => NumberKind::I16,
+            Some("<i4") => NumberKind::I32,
+            other => {
+                return Err(format!(
+                    "its values are {}, and can be <f4, <f8, <i2 or <i4: convert them with astype(\"<f4\")",
+                    other.unwrap_or("of no plain type")
+                ));
+            }
+        };
+        let shape = after("'shape'").and_then(|rest| rest.strip_prefix('(')?.split(')').next());
+        let shape =
+            shape.unwrap_or_default().split(',').map(str::trim).filter(|axis| !axis.is_empty());
+        let shape: Result<Vec<usize>, _> = shape.map(str::parse).collect();
+        let shape = match shape.as_deref() {
+            Ok([len]) => (1, *len),
+            Ok([channels, len]) => (*channels, *len),
+            _ => return Err("its shape must be (time) or (channels, time)".to_owned()),
+        };
+        let is_fortran = after("'fortran_order'").is_some_and(|rest| rest.starts_with("True"));
+        if is_fortran && shape.0 != 1 {
+            return Err("is in Fortran order: save it with np.ascontiguousarray".to_owned());
+        }
+        let bytes = shape.0.checked_mul(shape.1).and_then(|count| count.checked_mul(kind.bytes()));
+        match bytes {
+            Some(_) if shape.0 > 0 => Ok(Self { kind, shape }),
+            _ => Err("its shape is empty or too large".to_owned()),
+        }
+    }
+}
+
+/// Whether reading ended early, in place of another error.
+fn is_short(error: std::io::Error) -> std::io::Result<()> {
+    if error.kind() == std::io::ErrorKind::UnexpectedEof { Ok(()) } else { Err(error) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_of_numpy_are_read() {
+        let parse = NpyHeader::parse;
+        let header = |kind, shape| Ok(NpyHeader { kind, shape });
+        let text = "{'descr': '<f4', 'fortran_order': False, 'shape': (3, 100), }      \n";
+        assert_eq!(parse(text), header(NumberKind::F32, (3, 100)));
+        let text = "{'descr': '<i2', 'fortran_order': True, 'shape': (100,), }\n";
+        assert_eq!(parse(text), header(NumberKind::I16, (1, 100)));
+        let refused = |text: &str| parse(text).unwrap_err();
+        assert!(refused("{'descr': '>f4', 'shape': (3,)}").contains("its values are >f4"));
+        assert!(refused("{'descr': [('a', '<f4')], 'shape': (3,)}").contains("no plain type"));
+        assert!(refused("{'descr': '<f4', 'shape': (3, 4, 5)}").contains("(channels, time)"));
+        assert!(refused("{'descr': '<f4', 'shape': ()}").contains("(channels, time)"));
+        assert!(
+            refused("{'descr': '<f4', 'fortran_order': True, 'shape': (3, 4)}").contains("Fortran")
+        );
+        assert!(
+            refused("{'descr': '<f8', 'shape': (9223372036854775807, 4)}").contains("too large")
+        );
+        assert!(refused("{'descr': '<f8', 'shape': (0, 4)}").contains("empty"));
+    }
+}
