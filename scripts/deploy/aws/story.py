@@ -109,6 +109,17 @@ class Story:
         paused = lambda: (status := self.job_status(machine)) and status["phase"] == "paused" and status
         return step(self.until("the job is paused", paused))
 
+    def resume(self, instance):
+        """Ends the pause of the machine before, which the journal in the store keeps."""
+
+        def look():
+            machine = self.cloud.machines.get(instance)
+            status = machine and self.job_status(machine)
+            return status and status["phase"] == "paused" and machine
+
+        machine = self.until(f"the job is still paused on {instance}", look)
+        machine.inside("env", *LOCAL, "/opt/baton/bin/baton", "resume", check=True)
+
     def bucket(self):
         [bucket] = self.cloud.s3.list_buckets()["Buckets"]
         return bucket["Name"]
@@ -196,6 +207,7 @@ def single(story):
     cloud.interrupt(first, lambda: "saved" in story.stage(name, first))
     [second] = story.until("another machine", lambda: story.others(group, [first]))
     assert "saved" in story.stage(name, first), "the machine did not report its save"
+    story.resume(second)
     root, status = story.wait_until_training(name, second)
     check_continued(status, before)
     story.say(f"a spot interruption: {second} has the volume, and continues from step {before} or later by itself")
@@ -203,6 +215,7 @@ def single(story):
     before = story.pause(root)
     cloud.rebalance(group, second)
     [third] = story.until("another machine", lambda: story.others(group, [first, second]))
+    story.resume(third)
     root, status = story.wait_until_training(name, third)
     check_continued(status, before)
     story.say(f"a rebalance recommendation: {second} saved within its hook, {third} waited and continued")
