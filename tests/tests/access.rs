@@ -251,6 +251,12 @@ impl ReplacedFiles {
         self.cluster.until(&format!("the coordinator is {phase}"), is).await;
     }
 
+    async fn says_that_it_is_cut_off(&self) {
+        let says =
+            async || self.cluster.log("up").contains("Ctrl-C saves their state").then_some(());
+        self.cluster.until("`baton up` says that it is cut off", says).await;
+    }
+
     /// `baton up` ends, and the state is saved.
     async fn ends_with_a_checkpoint(mut self) {
         let ended = baton_tests::in_time("`baton up` ends", self.up.wait()).await.unwrap();
@@ -273,8 +279,7 @@ async fn a_job_whose_tokens_were_replaced_goes_on_with_the_new_ones() {
 #[tokio::test]
 async fn a_drain_by_a_coordinator_whose_certificate_nobody_trusts_any_more_saves_the_state() {
     let job = ReplacedFiles::new(&["coordinator.pem", "coordinator-key.pem"]).await;
-    let says = async || job.cluster.log("up").contains("Ctrl-C saves their state").then_some(());
-    job.cluster.until("`baton up` says that it is cut off", says).await;
+    job.says_that_it_is_cut_off().await;
     let (ca, token) = (job.others.join("ca.pem"), job.certs.join("operator.token"));
     // Before, it waits for the agent's return.
     job.is("gathering", &ca, &token).await;
@@ -286,8 +291,7 @@ async fn a_drain_by_a_coordinator_whose_certificate_nobody_trusts_any_more_saves
 #[tokio::test]
 async fn up_that_is_cut_off_from_its_coordinator_saves_without_it() {
     let job = ReplacedFiles::new(&["coordinator.pem", "coordinator-key.pem"]).await;
-    let says = async || job.cluster.log("up").contains("Ctrl-C saves their state").then_some(());
-    job.cluster.until("`baton up` says that it is cut off", says).await;
+    job.says_that_it_is_cut_off().await;
     interrupt(job.up.id().unwrap());
     job.ends_with_a_checkpoint().await;
 }

@@ -277,3 +277,27 @@ async fn other_data_are_refused_at_a_resume_until_the_flag_allows_them() {
     cluster.start_agent("node", 1);
     cluster.end().await;
 }
+
+#[test]
+fn a_data_set_in_a_bucket_is_measured_like_one_on_the_disk() {
+    let server = baton_fake_s3::Server::start();
+    let location = server.location();
+    let (_, prefix) = location.trim_start_matches("s3://").split_once('/').unwrap();
+    server.put(&format!("{prefix}/digits.beton"), fs::read(digits()).unwrap());
+    let bench = std::process::Command::new(baton_tests::binary("baton"))
+        .args([
+            "data",
+            "bench",
+            &format!("{location}/digits.beton"),
+            "--resolution",
+            "32",
+            "--json",
+        ])
+        .envs(server.environment())
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&bench.stderr);
+    assert!(bench.status.success(), "{errors}");
+    let found: serde_json::Value = serde_json::from_slice(&bench.stdout).expect("JSON");
+    assert!(found["median_images_per_second"].as_f64().unwrap() > 0.0, "{found}");
+}

@@ -9,6 +9,7 @@
 //! | [`supervise`] | child processes and their restarts |
 //! | [`connect`] | finds the coordinator and calls it |
 //! | [`render`], [`json`] | a status as text and as JSON; pure functions |
+//! | [`saved_report`] | the report of a job that has ended |
 //! | [`display`] | progress on a terminal, as plain lines, or as JSON lines |
 //!
 //! `baton aws` is in `baton-aws`. Code shared by all commands (output, errors, numbers as text) is in `baton-console`.
@@ -20,6 +21,7 @@ mod connect;
 mod display;
 mod json;
 mod render;
+mod saved_report;
 mod supervise;
 mod sweep;
 #[cfg(test)]

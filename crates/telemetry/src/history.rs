@@ -169,6 +169,18 @@ impl History {
     }
 }
 
+/// The points in a file that another process may be writing, as [`History::points`] would return them all.
+///
+/// # Errors
+///
+/// The file cannot be read.
+pub fn points_in(path: &Path) -> Result<Vec<StreamMetricsResponse>, Error> {
+    let file = File::open(path).map_err(Error::of("open", path))?;
+    let mut points = KeptPoints::new(HistoryLimits::default().points);
+    read(&file, &mut points).map_err(Error::of("read", path))?;
+    Ok(points.points(0))
+}
+
 fn append_to(path: &Path) -> Result<File, Error> {
     let mut options = OpenOptions::new();
     options.read(true).append(true).create(true).open(path).map_err(Error::of("open", path))

@@ -161,25 +161,24 @@ impl SampleOutputs {
         self.file.is_some() || self.classes.is_some()
     }
 
-    /// Takes the outputs for a batch.
+    /// Takes the outputs for a batch, and the targets of a regression, both of shape (samples, outputs).
     fn add(&mut self, batch: &Batch, targets: &[f32], outputs: &[f32]) -> Result<(), Failure> {
-        let targets = targets.chunks(self.outputs).map(Some).chain(std::iter::repeat(None));
-        let samples =
-            batch.samples.iter().zip(outputs.chunks(self.outputs)).zip(targets).enumerate();
-        for (position, ((sample, outputs), targets)) in samples {
-            if !self.is_classification {
-                if let (Some(file), Some(targets)) = (&mut self.file, targets) {
-                    file.add_values(*sample, targets, outputs)?;
-                }
-                continue;
-            }
-            let (label, probabilities) = (batch.labels[position], probabilities(outputs));
+        let samples = batch.samples.iter().zip(outputs.chunks(self.outputs));
+        if !self.is_classification {
+            let Some(file) = &mut self.file else { return Ok(()) };
+            let mut samples = samples.zip(targets.chunks(self.outputs));
+            return samples.try_for_each(|((sample, outputs), targets)| {
+                file.add_values(*sample, targets, outputs)
+            });
+        }
+        for ((sample, outputs), label) in samples.zip(&batch.labels) {
+            let probabilities = probabilities(outputs);
             if let Some(file) = &mut self.file {
-                file.add_class(*sample, label, &probabilities)?;
+                file.add_class(*sample, *label, &probabilities)?;
             }
             if let Some(classes) = &mut self.classes {
                 // The task has checked the label.
-                classes.add(label as usize, &probabilities);
+                classes.add(*label as usize, &probabilities);
             }
         }
         Ok(())

@@ -6,6 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use baton_console::output::refuse_special_file;
 use baton_job::exit::{Failure, crash};
 
 use super::by_class::{Prediction, prediction};
@@ -27,6 +28,7 @@ impl PredictionFile {
         is_classification: bool,
         has_probabilities: bool,
     ) -> Result<Self, Failure> {
+        refuse_special_file(path)?;
         let mut draft = path.as_os_str().to_owned();
         draft.push(".new");
         let draft = PathBuf::from(draft);

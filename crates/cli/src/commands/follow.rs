@@ -33,11 +33,12 @@ pub(crate) struct AlertArgs {
     arguments: Arguments,
 }
 
+/// Arguments for another program, which has its own `--help`.
 #[derive(Debug, clap::Args)]
-struct Arguments {
+pub(super) struct Arguments {
     /// See `--help`
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    arguments: Vec<OsString>,
+    pub(super) arguments: Vec<OsString>,
 }
 
 /// The Python that has the package: that of a wheel sets it.

@@ -1,10 +1,11 @@
 //! `baton eval` and `baton generate`: commands of `baton-worker`, which has libtorch.
 
-use std::{ffi::OsString, os::unix::process::CommandExt, process::Command};
+use std::{os::unix::process::CommandExt, process::Command};
 
 use baton_console::programs;
 use baton_job::exit::Failure;
 
+use super::follow::Arguments;
 use crate::failure::failed;
 
 /// Measure weights on a data set: the metrics, the prediction for each sample, scores by class
@@ -15,7 +16,7 @@ use crate::failure::failed;
 )]
 pub(crate) struct EvalArgs {
     #[command(flatten)]
-    passed: PassedArguments,
+    arguments: Arguments,
 }
 
 /// Let a language model write
@@ -26,26 +27,19 @@ pub(crate) struct EvalArgs {
 )]
 pub(crate) struct GenerateArgs {
     #[command(flatten)]
-    passed: PassedArguments,
-}
-
-#[derive(Debug, clap::Args)]
-struct PassedArguments {
-    /// See `--help`
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-    arguments: Vec<OsString>,
+    arguments: Arguments,
 }
 
 pub(crate) fn eval(args: &EvalArgs) -> Failure {
-    become_worker("eval", &args.passed)
+    become_worker("eval", &args.arguments)
 }
 
 pub(crate) fn generate(args: &GenerateArgs) -> Failure {
-    become_worker("generate", &args.passed)
+    become_worker("generate", &args.arguments)
 }
 
 /// Returns only if it fails.
-fn become_worker(command: &str, PassedArguments { arguments }: &PassedArguments) -> Failure {
+fn become_worker(command: &str, Arguments { arguments }: &Arguments) -> Failure {
     let worker = match programs::find("baton-worker") {
         Ok(worker) => worker,
         Err(failure) => return failure,

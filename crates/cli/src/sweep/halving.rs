@@ -94,7 +94,7 @@ impl Halving {
         configurations.dedup();
         let score = |configuration: &usize| {
             let of_it = trials.iter().filter(|trial| trial.configuration == *configuration);
-            mean(of_it.map(|trial| trial.score_after(after)))
+            mean_score(of_it.map(|trial| trial.score_after(after)))
         };
         configurations.sort_by(|one, other| score(other).total_cmp(&score(one)));
         let kept = (configurations.len() as f64 * self.keep).ceil() as usize;
@@ -114,8 +114,8 @@ impl Reached {
     }
 }
 
-/// The mean; a value that is not a number counts as the worst.
-fn mean(values: impl Iterator<Item = f64>) -> f64 {
+/// The mean; of nothing, or with a value that is not a number, the worst.
+pub(super) fn mean_score(values: impl Iterator<Item = f64>) -> f64 {
     let values: Vec<f64> = values.collect();
     let mean = values.iter().sum::<f64>() / values.len() as f64;
     if mean.is_nan() { f64::NEG_INFINITY } else { mean }

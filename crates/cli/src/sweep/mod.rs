@@ -1,18 +1,21 @@
 //! `baton sweep`: trains a recipe with many settings, each an ordinary `baton up` in a run folder of its own.
 //!
-//! [`space`] makes the trials of the flags, [`record`] reads from a run folder what a trial has reached, [`halving`] decides
-//! what each one does next, [`table`] shows the results. All of this is read anew whenever a trial ends, so a sweep that is
-//! killed continues where it was; [`folder`] keeps the list of trials.
+//! [`space`] makes the settings of the flags, [`trial`] their recipes; [`record`] reads from a run folder what a trial has reached,
+//! [`halving`] decides what each one does next, [`after`] what follows when one ends, [`table`] shows the results. Nothing but
+//! the list of trials in [`folder`] is kept beside the run folders, so a sweep that is killed continues where it was.
 
+mod after;
 mod folder;
 mod halving;
 mod page;
 mod record;
+mod slots;
 mod space;
 mod table;
+mod trial;
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::BTreeMap,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -24,19 +27,21 @@ use baton_job::{
     plan::MAX_LOCAL_RANKS,
     session::DUPLICATE_SIGNAL_WINDOW,
 };
-use baton_recipe::{JobSpec, spec::DeviceChoice};
+use baton_recipe::JobSpec;
 use rustix::process::Signal;
 use tokio::{process::Command, sync::mpsc};
 
 use self::{
-    folder::SweepFolder,
+    after::{AfterTrial, after},
     halving::{Decision, Halving, Reached, TrialEnd},
-    record::{SavedEnd, TrialRecord},
+    record::{EvaluatedTrial, EvaluationWatch, SavedEnd, TrialRecord},
+    slots::MachineShare,
     space::TrialSettings,
     table::{SweepResults, configurations, folder_name},
+    trial::Trial,
 };
 use crate::{
-    commands::{doctor, recipe},
+    commands::recipe,
     connect::RUNS,
     failure::{bad_input, failed},
     human, json, render,
@@ -118,7 +123,7 @@ pub(crate) async fn run(mut args: Args) -> Result<u8, Failure> {
     let dir =
         args.dir.clone().unwrap_or_else(|| Path::new(RUNS).join(format!("{}-sweep", first.name)));
     check_halving(&halving, &first)?;
-    let slots = slots(&first, args.at_once, args.ranks).await?;
+    let slots = slots::slots(&first, args.at_once, args.ranks).await?;
     let drain = Duration::from_secs_f64(first.cluster.drain_seconds);
     let lock = tokio::select! {
         lock = RunLock::take(&dir, "--dir", drain + EXIT_TIMEOUT, || {
@@ -126,48 +131,26 @@ pub(crate) async fn run(mut args: Args) -> Result<u8, Failure> {
         }) => lock?,
         _ = inputs.recv() => return Ok(exit::DRAINED),
     };
-    let trials = trials(&args.recipe, &dir, wanted)?;
-    let (start, failures) = (Instant::now(), BTreeMap::new());
-    let running = slots.iter().map(|_| None).collect();
-    let (stop, asked_at) = (None, None);
+    let trials = trial::trials(&args.recipe, &dir, wanted)?;
     let sweep = Sweep {
         args,
         dir,
         name: first.name,
         halving,
+        records: trials.iter().map(|trial| TrialRecord::read(&trial.run_dir)).collect(),
+        configurations: configurations(trials.iter().map(|trial| trial.configuration.as_str())),
         trials,
+        running: slots.iter().map(|_| None).collect(),
         slots,
-        running,
-        failures,
-        stop,
-        asked_at,
+        failures: BTreeMap::new(),
+        stop: None,
+        asked_at: None,
         queue,
-        start,
+        start: Instant::now(),
     };
     let ended = sweep.run(&mut inputs).await;
     drop(lock);
     ended
-}
-
-/// The trials of earlier starts in this folder, and the wanted ones that are not among them. All are checked before the list
-/// is written.
-fn trials(recipe: &Path, dir: &Path, wanted: Vec<TrialSettings>) -> Result<Vec<Trial>, Failure> {
-    let mut folder = SweepFolder::open(dir)?;
-    let known = folder.trials.len();
-    let mut trials: Vec<Trial> = Vec::new();
-    let mut recipes = HashSet::new();
-    for settings in folder.trials.into_iter().chain(wanted) {
-        let trial = Trial::new(recipe, dir, trials.len(), settings)?;
-        // The same values may be written in another way, or be those of the recipe.
-        if recipes.insert(trial.spec.to_json()) || trials.len() < known {
-            trials.push(trial);
-        }
-    }
-    if trials.len() > known {
-        folder.trials = trials.iter().map(|trial| trial.settings.clone()).collect();
-        folder.save()?;
-    }
-    Ok(trials)
 }
 
 /// Refuses a comparison that would never take place.
@@ -211,107 +194,6 @@ impl Args {
     }
 }
 
-/// What a trial may use of this machine: its part of the cores, and its GPUs if there are several trials at once.
-#[derive(Debug)]
-struct MachineShare {
-    cores: CpuShare,
-    gpus: Option<String>,
-}
-
-/// The slots of this machine.
-async fn slots(
-    spec: &JobSpec,
-    count: u32,
-    ranks: Option<u32>,
-) -> Result<Vec<MachineShare>, Failure> {
-    if count == 1 {
-        return Ok(vec![MachineShare { cores: CpuShare::of_rank(0, 1), gpus: None }]);
-    }
-    let devices: Vec<String> = match std::env::var("CUDA_VISIBLE_DEVICES") {
-        _ if spec.cluster.device == DeviceChoice::Cpu => Vec::new(),
-        Ok(list) => {
-            list.split(',').map(str::to_owned).filter(|device| !device.is_empty()).collect()
-        }
-        Err(_) => {
-            let machine = doctor::machine().await.map_err(failed)?;
-            (0..machine.gpus.len()).map(|device| device.to_string()).collect()
-        }
-    };
-    let shares = gpu_shares(&devices, count, ranks).map_err(bad_input)?;
-    let slot = |(number, gpus)| MachineShare { cores: CpuShare::of_rank(number, count), gpus };
-    Ok((0..count).zip(shares).map(slot).collect())
-}
-
-/// The GPUs of each of `count` slots, as `CUDA_VISIBLE_DEVICES` has them; `None` on a machine without.
-fn gpu_shares(
-    devices: &[String],
-    count: u32,
-    ranks: Option<u32>,
-) -> Result<Vec<Option<String>>, String> {
-    let count = count as usize;
-    if devices.is_empty() {
-        return Ok(vec![None; count]);
-    }
-    let each = ranks.map_or(devices.len() / count, |ranks| ranks as usize);
-    if each == 0 || each * count > devices.len() {
-        let gpus = human::count(devices.len() as u64, "GPU");
-        return Err(format!(
-            "--at-once {count}: there are too few GPUs, {gpus}; each rank needs one"
-        ));
-    }
-    Ok(devices.chunks(each).take(count).map(|share| Some(share.join(","))).collect())
-}
-
-/// A trial and how it is started.
-#[derive(Debug)]
-struct Trial {
-    settings: TrialSettings,
-    /// What `baton up` gets: the settings, and a place for checkpoints that no other trial has.
-    overrides: TrialSettings,
-    run_dir: PathBuf,
-    /// Its recipe, without that place.
-    spec: JobSpec,
-    /// The recipe without the seed, as JSON.
-    configuration: String,
-}
-
-impl Trial {
-    /// # Errors
-    /// The recipe does not accept the settings, or is not the one that the trial was trained with.
-    fn new(
-        recipe: &Path,
-        dir: &Path,
-        number: usize,
-        settings: TrialSettings,
-    ) -> Result<Self, Failure> {
-        let name = folder_name(number);
-        let read = |overrides: &TrialSettings| {
-            recipe::read(recipe, overrides).map_err(|failure| Failure {
-                message: format!("trial {name} ({}): {failure}", settings.join(" ")),
-                ..failure
-            })
-        };
-        let spec = read(&settings)?;
-        let (mut overrides, mut trained) = (settings.clone(), spec.clone());
-        if !spec.checkpoint.dir.is_empty() {
-            let sweep = dir.file_name().unwrap_or_default().to_string_lossy();
-            let place = spec.checkpoint.dir.trim_end_matches('/');
-            let place = toml::Value::String(format!("{place}/{sweep}/{name}"));
-            overrides.push(format!("checkpoint.dir={place}"));
-            trained = read(&overrides)?;
-        }
-        let run_dir = dir.join(&name);
-        if let Some(change) = record::changed_since(&run_dir, &trained) {
-            return Err(bad_input(format!(
-                "trial {name} in {} was trained with another recipe ({change}): choose another --dir",
-                dir.display()
-            )));
-        }
-        let configuration = JobSpec { seed: 0, ..spec.clone() }.to_json();
-        Ok(Self { settings, overrides, run_dir, spec, configuration })
-    }
-}
-
 /// An input of the loop.
 #[derive(Debug)]
 enum Input {
@@ -327,6 +209,7 @@ struct Running {
     child: Child,
     /// Number of evaluations after which it is to stop.
     until: Option<usize>,
+    evaluations: EvaluationWatch,
     /// Whether it was asked to save and stop.
     is_stopping: bool,
     since: Instant,
@@ -348,6 +231,10 @@ struct Sweep {
     name: String,
     halving: Halving,
     trials: Vec<Trial>,
+    /// What each trial has reached: read at the start, and again when it has changed.
+    records: Vec<TrialRecord>,
+    /// The number of the configuration of each trial.
+    configurations: Vec<usize>,
     slots: Vec<MachineShare>,
     /// For each slot.
     running: Vec<Option<Running>>,
@@ -381,8 +268,7 @@ impl Sweep {
                 _ = progress.tick() => self.show_progress(),
             }
         }
-        let (records, decisions) = self.look();
-        let results = self.write_results(&records, &decisions);
+        let results = self.write_results(&self.decide());
         if let Some(Stop::Failed(failure)) = self.stop {
             return Err(failure);
         }
@@ -390,7 +276,7 @@ impl Sweep {
         if self.args.json {
             output::line(json::line(&results.json()));
         } else if self.args.csv {
-            output::line(results.csv().trim_end());
+            output::line(results.csv()?.trim_end());
         } else {
             output::line(results.text());
         }
@@ -413,19 +299,12 @@ impl Sweep {
         }
     }
 
-    /// What all trials have reached, and what each one does next.
-    fn look(&self) -> (Vec<TrialRecord>, Vec<Decision>) {
-        let records: Vec<TrialRecord> =
-            self.trials.iter().map(|trial| TrialRecord::read(&trial.run_dir)).collect();
-        let decisions = self.decide(&records);
-        (records, decisions)
-    }
-
-    fn decide(&self, records: &[TrialRecord]) -> Vec<Decision> {
-        let reached = records.iter().zip(self.configurations()).enumerate();
+    /// What each trial does next.
+    fn decide(&self) -> Vec<Decision> {
+        let reached = self.records.iter().zip(&self.configurations).enumerate();
         let reached = reached.map(|(number, (record, configuration))| Reached {
-            configuration,
-            scores: record.evaluations.iter().map(record::EvaluatedTrial::score).collect(),
+            configuration: *configuration,
+            scores: record.evaluations.iter().map(EvaluatedTrial::score).collect(),
             end: match record.end {
                 _ if self.failures.contains_key(&number) => Some(TrialEnd::Failed),
                 SavedEnd::Open => None,
@@ -436,9 +315,9 @@ impl Sweep {
         self.halving.decide(&reached.collect::<Vec<_>>())
     }
 
-    /// The number of the configuration of each trial.
-    fn configurations(&self) -> Vec<usize> {
-        configurations(self.trials.iter().map(|trial| trial.configuration.as_str()))
+    /// Reads again what a trial has reached.
+    fn read(&mut self, trial: usize) {
+        self.records[trial] = TrialRecord::read(&self.trials[trial].run_dir);
     }
 
     fn settings(&self) -> Vec<TrialSettings> {
@@ -453,8 +332,8 @@ impl Sweep {
     }
 
     fn try_to_start_trials(&mut self) -> Result<(), Failure> {
-        let (records, decisions) = self.look();
-        self.write_results(&records, &decisions)?;
+        let decisions = self.decide();
+        self.write_results(&decisions)?;
         if self.stop.is_some() {
             return Ok(());
         }
@@ -518,7 +397,9 @@ impl Sweep {
             self.label(number),
             trial.run_dir.display()
         ));
-        Ok(Running { trial: number, child, until, is_stopping: false, since: Instant::now() })
+        let evaluations = EvaluationWatch::new(&trial.run_dir);
+        let since = Instant::now();
+        Ok(Running { trial: number, child, until, evaluations, is_stopping: false, since })
     }
 
     /// `003 (schedule.peak_lr=1e-3 seed=0)`
@@ -530,47 +411,41 @@ impl Sweep {
         let Some(mut running) = self.running[slot].take() else { return };
         running.child.ended();
         let number = running.trial;
-        let record = TrialRecord::read(&self.trials[number].run_dir);
-        let code = match exit {
-            Exit::Code(code) => u8::try_from(code).unwrap_or(exit::FAILED),
-            Exit::Signal(_) => exit::FAILED,
-        };
+        self.read(number);
+        let record = &self.records[number];
         let error = running.child.last_error().or_else(|| record.failure.clone());
         let why = error
             .unwrap_or_else(|| format!("`baton up` {exit}; see {}", running.child.log().display()));
         let label = self.label(number);
-        let after = human::duration(running.since.elapsed().as_secs_f64());
-        match (code, &record.end) {
-            (_, SavedEnd::Diverged(reason)) => output::note(format!("{label}: diverged: {reason}")),
-            (exit::OK | exit::LIMIT_REACHED, SavedEnd::Open) => {
-                let why = "it has ended, but its report could not be written".to_owned();
-                output::note(format!("{label}: failed: {why}"));
-                self.failures.insert(number, why);
+        let (reached, seconds) = (shown(record), running.since.elapsed().as_secs_f64());
+        match after(exit, &record.end, running.is_stopping) {
+            AfterTrial::Result => {
+                output::note(format!("{label}: {reached} after {}", human::duration(seconds)));
             }
-            (exit::OK | exit::LIMIT_REACHED, _) => {
-                output::note(format!("{label}: {} after {after}", shown(&record)));
-            }
-            (exit::DRAINED, _) if running.is_stopping => {
-                output::note(format!("{label}: saved, {}", shown(&record)));
-            }
-            // Its machine will be taken away, or a user asked for it.
-            (exit::DRAINED, _) => {
+            AfterTrial::Diverged => output::note(format!("{label}: diverged: {why}")),
+            AfterTrial::Saved => output::note(format!("{label}: saved, {reached}")),
+            AfterTrial::NotSaved => output::note(format!("{label}: not saved: {why}")),
+            AfterTrial::StopsAll => {
                 output::note(format!("{label}: saved and stopped, not by this sweep"));
-                self.request_stop(Stop::Asked(format!("trial {} was", folder_name(number))));
+                let name = folder_name(number);
+                self.request_stop(Stop::Asked(format!("trial {name} was stopped by others")));
             }
-            (exit::BAD_INPUT, _) => {
+            AfterTrial::BadInput => {
                 let failure = bad_input(format!("trial {label}: {why}"));
                 self.request_stop(Stop::Failed(failure));
             }
-            _ if running.is_stopping => output::note(format!("{label}: not saved: {why}")),
-            (exit::STOPPED, _) => {
-                self.failures.insert(number, "stopped by `baton stop`".to_owned());
+            AfterTrial::StoppedByUser => self.failed(number, "stopped by `baton stop`".to_owned()),
+            AfterTrial::WithoutReport => {
+                self.failed(number, "it has ended, but its report could not be written".to_owned());
             }
-            _ => {
-                output::note(format!("{label}: failed: {why}"));
-                self.failures.insert(number, why);
-            }
+            AfterTrial::Failed => self.failed(number, why),
         }
+    }
+
+    /// A trial that is tried again at the next start.
+    fn failed(&mut self, trial: usize, why: String) {
+        output::note(format!("{}: failed: {why}", self.label(trial)));
+        self.failures.insert(trial, why);
     }
 
     fn handle_signal(&mut self, name: &'static str) {
@@ -603,17 +478,15 @@ impl Sweep {
 
     /// Lets trials that have made enough evaluations save and stop, unless it is known already that they go on.
     fn stop_compared(&mut self) {
-        let is_due = |running: &Running| {
-            !running.is_stopping
-                && running.until.is_some_and(|until| {
-                    TrialRecord::read(&self.trials[running.trial].run_dir).evaluations.len()
-                        >= until
-                })
-        };
-        if !self.running.iter().flatten().any(is_due) {
+        let compared = self.running.iter_mut().flatten().filter(|running| running.until.is_some());
+        let evaluated =
+            compared.filter_map(|running| running.evaluations.has_new().then_some(running.trial));
+        let evaluated: Vec<usize> = evaluated.collect();
+        if evaluated.is_empty() {
             return;
         }
-        let (_, decisions) = self.look();
+        evaluated.into_iter().for_each(|trial| self.read(trial));
+        let decisions = self.decide();
         for running in self.running.iter_mut().flatten().filter(|running| !running.is_stopping) {
             match decisions[running.trial] {
                 Decision::Train { until } => running.until = until,
@@ -646,14 +519,11 @@ impl Sweep {
     }
 
     /// Writes `results.csv` and `results.html`.
-    fn write_results(
-        &self,
-        records: &[TrialRecord],
-        decisions: &[Decision],
-    ) -> Result<SweepResults, Failure> {
-        let trials = (&self.settings()[..], &self.configurations()[..]);
-        let results = SweepResults::new(&self.name, trials, records, decisions, &self.failures);
-        folder::write(&self.dir.join("results.csv"), &results.csv())?;
+    fn write_results(&self, decisions: &[Decision]) -> Result<SweepResults, Failure> {
+        let trials = (&self.settings()[..], &self.configurations[..]);
+        let results =
+            SweepResults::new(&self.name, trials, &self.records, decisions, &self.failures);
+        folder::write(&self.dir.join("results.csv"), &results.csv()?)?;
         folder::write(&self.dir.join("results.html"), &page::html(&results))?;
         Ok(results)
     }
@@ -663,23 +533,4 @@ impl Sweep {
 fn shown(record: &TrialRecord) -> String {
     let metric = record.evaluations.last().and_then(|found| found.metrics.first());
     metric.map_or("not evaluated yet".to_owned(), render::metric)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn trials_at_once_share_the_gpus() {
-        let devices =
-            |count: usize| (0..count).map(|device| device.to_string()).collect::<Vec<_>>();
-        let shares = |gpus, count, ranks| gpu_shares(&devices(gpus), count, ranks);
-        let some = |list: [&str; 2]| Ok(list.map(|gpus| Some(gpus.to_owned())).to_vec());
-        assert_eq!(shares(8, 2, None), some(["0,1,2,3", "4,5,6,7"]));
-        assert_eq!(shares(8, 2, Some(1)), some(["0", "1"]));
-        assert_eq!(shares(3, 2, None), some(["0", "1"]));
-        assert_eq!(shares(0, 2, Some(3)), Ok(vec![None, None]));
-        assert!(shares(1, 2, None).unwrap_err().contains("too few GPUs, 1 GPU;"));
-        assert!(shares(4, 2, Some(3)).unwrap_err().contains("too few GPUs, 4 GPUs;"));
-    }
 }

@@ -2,16 +2,18 @@
 //! as much as one that was not.
 
 use std::{
-    fs::{self, File},
-    io::{BufRead, BufReader},
-    path::Path,
+    fs::File,
+    io::{Read, Seek, SeekFrom},
+    path::{Path, PathBuf},
 };
 
 use baton_proto::v1::{
     Metric, StreamMetricsResponse, metric::Direction, stream_metrics_response::Metrics,
 };
 use baton_recipe::{JobSpec, spec::FieldDifference};
-use serde::Deserialize;
+use baton_telemetry::history;
+
+use crate::saved_report::{SavedOutcome, SavedReport};
 
 /// How the recipe with which a trial last ended or was saved differs from `spec`; `None` if it does not, or has not ended.
 pub(super) fn changed_since(run_dir: &Path, spec: &JobSpec) -> Option<String> {
@@ -63,14 +65,19 @@ pub(super) enum SavedEnd {
 }
 
 impl EvaluatedTrial {
-    /// The value that decides, more is better; NaN if there is none.
+    /// The value that decides.
+    pub(super) fn value(&self) -> Option<f64> {
+        self.metrics.first().map(|metric| metric.value)
+    }
+
+    /// That value such that more is better; NaN if there is none.
     pub(super) fn score(&self) -> f64 {
         self.metrics.first().map_or(f64::NAN, score)
     }
 }
 
 /// A metric's value, such that more is better.
-pub(super) fn score(metric: &Metric) -> f64 {
+fn score(metric: &Metric) -> f64 {
     match metric.direction() {
         Direction::Lower => -metric.value,
         _ => metric.value,
@@ -81,43 +88,71 @@ impl TrialRecord {
     /// Reads a run folder; one that is not there yet has reached nothing.
     pub(super) fn read(run_dir: &Path) -> Self {
         let mut record = Self::default();
-        let lines = File::open(run_dir.join("metrics.jsonl")).map(BufReader::new);
-        let mut last_step = String::new();
-        for line in lines.into_iter().flat_map(BufRead::lines).map_while(Result::ok) {
-            // Most lines are steps, of which only the last one matters.
-            if line.contains("\"evaluation\":") || line.contains("\"began_at\":") {
-                record.add(&line);
-            } else if line.ends_with('}') {
-                last_step = line;
-            }
-        }
-        record.add(&last_step);
+        let points = history::points_in(&metrics_of(run_dir)).unwrap_or_default();
+        points.into_iter().for_each(|point| record.add(point));
         if let Some(report) = SavedReport::read(run_dir) {
             record.hours = report.status.spending.hours;
             record.dollars = report.status.spending.dollars;
-            record.end = report.end();
-            record.failure = report.failure();
+            record.end = end_of(&report);
+            let outcome = report.status.outcome.filter(|outcome| outcome.kind == "failed");
+            record.failure = outcome.and_then(|outcome| outcome.reason);
         }
         record
     }
 
-    fn add(&mut self, line: &str) {
-        // The last line may be incomplete, and the first one is about the file itself.
-        let Ok(point) = serde_json::from_str::<StreamMetricsResponse>(line) else { return };
+    fn add(&mut self, point: StreamMetricsResponse) {
         match point.metrics {
             Some(Metrics::Step(step)) => self.position = Some((step.step, step.epoch)),
             Some(Metrics::Evaluation(found)) => {
                 let raw = found.accuracy.map(|accuracy| accuracy.named()).unwrap_or_default();
                 let ema = found.ema.map(|accuracy| accuracy.named()).unwrap_or_default();
                 let now = EvaluatedTrial { step: found.step, metrics: better(raw, ema) };
+                // One on the whole set follows one on a subset.
                 self.evaluations.retain(|other| other.step != now.step);
                 self.evaluations.push(now);
                 self.evaluations.sort_by_key(|evaluated| evaluated.step);
             }
-            // Later steps were lost, and are trained again.
-            Some(Metrics::BeganAt(step)) => self.evaluations.retain(|other| other.step <= step),
-            None => {}
+            Some(Metrics::BeganAt(_)) | None => {}
         }
+    }
+}
+
+fn metrics_of(run_dir: &Path) -> PathBuf {
+    run_dir.join("metrics.jsonl")
+}
+
+/// Looks whether a trial that trains has been evaluated again, without reading all of its metrics each time.
+#[derive(Debug)]
+pub(super) struct EvaluationWatch {
+    path: PathBuf,
+    /// Bytes that were looked at.
+    seen: u64,
+}
+
+impl EvaluationWatch {
+    pub(super) fn new(run_dir: &Path) -> Self {
+        Self { path: metrics_of(run_dir), seen: 0 }
+    }
+
+    /// Whether there is an evaluation in the lines since the last call.
+    pub(super) fn has_new(&mut self) -> bool {
+        let lines = self.new_lines().unwrap_or_default();
+        String::from_utf8_lossy(&lines).contains("\"evaluation\":")
+    }
+
+    fn new_lines(&mut self) -> std::io::Result<Vec<u8>> {
+        let mut file = File::open(&self.path)?;
+        // A file that became too long was written anew.
+        if file.metadata()?.len() < self.seen {
+            self.seen = 0;
+        }
+        file.seek(SeekFrom::Start(self.seen))?;
+        let mut lines = Vec::new();
+        file.read_to_end(&mut lines)?;
+        let whole = lines.iter().rposition(|byte| *byte == b'\n').map_or(0, |end| end + 1);
+        lines.truncate(whole);
+        self.seen += whole as u64;
+        Ok(lines)
     }
 }
 
@@ -126,69 +161,24 @@ fn better(raw: Vec<Metric>, ema: Vec<Metric>) -> Vec<Metric> {
     if raw.first().zip(ema.first()).is_some_and(is_better) { ema } else { raw }
 }
 
-/// The parts of `report.json` that are read here.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct SavedReport {
-    status: SavedStatus,
-    recipe_toml: String,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct SavedStatus {
-    outcome: Option<SavedOutcome>,
-    divergences: Vec<SavedDivergence>,
-    spending: SavedSpending,
-}
-
-#[derive(Debug, Deserialize)]
-struct SavedOutcome {
-    kind: String,
-    reason: Option<String>,
-}
-
-#[derive(Debug, Deserialize)]
-struct SavedDivergence {
-    /// How training went on; absent if the divergence ended the job.
-    rollback: Option<serde_json::Value>,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct SavedSpending {
-    hours: f64,
-    dollars: Option<f64>,
-}
-
-impl SavedReport {
-    fn read(run_dir: &Path) -> Option<Self> {
-        serde_json::from_slice(&fs::read(run_dir.join("report.json")).ok()?).ok()
-    }
-
-    fn failure(self) -> Option<String> {
-        let outcome = self.status.outcome.filter(|outcome| outcome.kind == "failed");
-        outcome.and_then(|outcome| outcome.reason)
-    }
-
-    fn end(&self) -> SavedEnd {
-        let Some(SavedOutcome { kind, reason }) = &self.status.outcome else {
-            return SavedEnd::Open;
-        };
-        let has_diverged =
-            self.status.divergences.last().is_some_and(|last| last.rollback.is_none());
-        let reason = reason.clone().unwrap_or_default();
-        match kind.as_str() {
-            "completed" => SavedEnd::Completed,
-            "limit_reached" => SavedEnd::LimitReached(reason),
-            "failed" if has_diverged => SavedEnd::Diverged(reason),
-            _ => SavedEnd::Open,
-        }
+fn end_of(report: &SavedReport) -> SavedEnd {
+    let Some(SavedOutcome { kind, reason }) = &report.status.outcome else {
+        return SavedEnd::Open;
+    };
+    let has_diverged = report.status.divergences.last().is_some_and(|last| last.rollback.is_none());
+    let reason = reason.clone().unwrap_or_default();
+    match kind.as_str() {
+        "completed" => SavedEnd::Completed,
+        "limit_reached" => SavedEnd::LimitReached(reason),
+        "failed" if has_diverged => SavedEnd::Diverged(reason),
+        _ => SavedEnd::Open,
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, io::Write as _};
+
     use super::*;
 
     fn read(metrics: &str, report: Option<&str>) -> TrialRecord {
@@ -261,5 +251,26 @@ mod tests {
         assert_eq!(end(failed, r#"[{"rollback":{"before":3}}]"#), SavedEnd::Open);
         assert_eq!(end(r#"{"kind":"drained","reason":"x"}"#, "[]"), SavedEnd::Open);
         assert_eq!(end("null", "[]"), SavedEnd::Open);
+    }
+
+    #[test]
+    fn each_evaluation_is_new_once_also_after_the_file_was_written_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let mut watch = EvaluationWatch::new(folder.path());
+        assert!(!watch.has_new(), "there is no file yet");
+        let path = folder.path().join("metrics.jsonl");
+        let append = |text: &str| {
+            let mut file = fs::OpenOptions::new().create(true).append(true).open(&path).unwrap();
+            file.write_all(text.as_bytes()).unwrap();
+        };
+        let line = evaluation(10, 0.5, None);
+        let (start, end) = line.split_at(line.len() - 1);
+        append("{\"step\":{}}\n");
+        append(start);
+        assert!(!watch.has_new(), "the line is not complete");
+        append(end);
+        assert_eq!([watch.has_new(), watch.has_new()], [true, false]);
+        fs::write(&path, &line).unwrap();
+        assert_eq!([watch.has_new(), watch.has_new()], [true, false]);
     }
 }

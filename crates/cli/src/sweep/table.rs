@@ -1,19 +1,23 @@
 //! The results of a sweep as tables: for people, as CSV, as JSON and as a web page. Pure functions. Times and prices are not in
 //! the CSV, so that it has the same bytes however often the sweep was interrupted.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    cmp::Ordering,
+    collections::{BTreeMap, HashMap},
+};
 
+use baton_job::exit::Failure;
 use baton_proto::v1::Metric;
 use baton_recipe::task;
 use comfy_table::{Table, presets};
 use serde::Serialize;
 
 use super::{
-    halving::Decision,
-    record::{EvaluatedTrial, SavedEnd, TrialRecord, score},
+    halving::{Decision, mean_score},
+    record::{EvaluatedTrial, SavedEnd, TrialRecord},
     space::{TrialSettings, key, value},
 };
-use crate::{human, render};
+use crate::{failure::failed, human, render};
 
 /// The key in which trials of one configuration differ.
 const SEED_KEY: &str = "seed";
@@ -52,6 +56,8 @@ struct Configuration {
     /// How many evaluations it was allowed to make, if it was not continued.
     dropped_after: Option<usize>,
     has_failed: bool,
+    /// Mean over the trials with a result, such that more is better.
+    score: f64,
     mean: Option<f64>,
     /// Sample standard deviation over the trials with a result, if there are at least two.
     deviation: Option<f64>,
@@ -90,8 +96,7 @@ impl SweepResults {
         let mut configurations: Vec<Configuration> = (0..count)
             .map(|number| Configuration::new(members(number), &results, decisions))
             .collect();
-        let direction = direction(&results);
-        configurations.sort_by(|one, other| one.rank(direction).total_cmp(&other.rank(direction)));
+        configurations.sort_by(Configuration::compare);
         let priced: Vec<f64> = records.iter().filter_map(|record| record.dollars).collect();
         Self {
             name: name.to_owned(),
@@ -178,32 +183,31 @@ impl SweepResults {
     }
 
     /// A line per trial, in order.
-    pub(super) fn csv(&self) -> String {
-        let names: Vec<&String> = self.metrics().iter().map(|metric| &metric.name).collect();
-        let mut header = vec!["trial".to_owned()];
-        header.extend(self.keys.iter().map(|key| field(key)));
-        header.extend(["state".to_owned(), "step".to_owned()]);
-        header.extend(names.iter().map(|name| field(name)));
-        header.extend(["best_step".to_owned(), "best".to_owned()]);
-        let mut lines = vec![header.join(",")];
+    pub(super) fn csv(&self) -> Result<String, Failure> {
+        let names: Vec<&str> = self.metrics().iter().map(|metric| metric.name.as_str()).collect();
+        let keys = self.keys.iter().map(String::as_str);
+        let header = std::iter::once("trial").chain(keys).chain(["state", "step"]);
+        let header = header.chain(names.iter().copied()).chain(["best_step", "best"]);
+        let mut csv = csv::Writer::from_writer(Vec::new());
+        csv.write_record(header).map_err(failed)?;
         for (number, trial) in self.trials.iter().enumerate() {
+            let shown = |value: Option<String>| value.unwrap_or_default();
             let mut line = vec![folder_name(number)];
-            line.extend(self.keys.iter().map(|key| field(trial.setting(key))));
-            line.push(field(&trial.state));
-            line.push(
-                trial.result.as_ref().map(|found| found.step.to_string()).unwrap_or_default(),
-            );
+            line.extend(self.keys.iter().map(|key| trial.setting(key).to_owned()));
+            line.push(trial.state.clone());
+            line.push(shown(trial.result.as_ref().map(|found| found.step.to_string())));
             line.extend(names.iter().map(|name| {
                 let mut metrics = trial.result.iter().flat_map(|found| &found.metrics);
-                let found = metrics.find(|metric| metric.name == **name);
-                found.map(|metric| metric.value.to_string()).unwrap_or_default()
+                let found = metrics.find(|metric| metric.name == *name);
+                shown(found.map(|metric| metric.value.to_string()))
             }));
-            line.push(trial.best.as_ref().map(|best| best.step.to_string()).unwrap_or_default());
-            let best = trial.best.as_ref().and_then(|best| best.metrics.first());
-            line.push(best.map(|metric| metric.value.to_string()).unwrap_or_default());
-            lines.push(line.join(","));
+            line.push(shown(trial.best.as_ref().map(|best| best.step.to_string())));
+            let best = trial.best.as_ref().and_then(EvaluatedTrial::value);
+            line.push(shown(best.map(|value| value.to_string())));
+            csv.write_record(line).map_err(failed)?;
         }
-        lines.join("\n") + "\n"
+        let bytes = csv.into_inner().map_err(failed)?;
+        String::from_utf8(bytes).map_err(failed)
     }
 
     /// `baton sweep --json`.
@@ -219,7 +223,7 @@ impl SweepResults {
                 .map(|found| found.metrics.as_slice())
                 .unwrap_or_default(),
             best_step: trial.best.as_ref().map(|best| best.step),
-            best: trial.best.as_ref().and_then(|best| Some(best.metrics.first()?.value)),
+            best: trial.best.as_ref().and_then(EvaluatedTrial::value),
         });
         let configurations = self.configurations.iter().map(|configuration| ConfigurationJson {
             settings: self
@@ -293,10 +297,7 @@ impl TrialResult {
             state,
             result: counted.last().cloned(),
             best: counted.iter().fold(None, better),
-            curve: counted
-                .iter()
-                .filter_map(|found| Some((found.step, found.metrics.first()?.value)))
-                .collect(),
+            curve: counted.iter().filter_map(|found| Some((found.step, found.value()?))).collect(),
         }
     }
 
@@ -308,15 +309,12 @@ impl TrialResult {
     fn setting(&self, wanted: &str) -> &str {
         self.settings.iter().find(|setting| key(setting) == wanted).map_or("", |found| value(found))
     }
-
-    fn value(&self) -> Option<f64> {
-        Some(self.result.as_ref()?.metrics.first()?.value)
-    }
 }
 
 impl Configuration {
     fn new(trials: Vec<usize>, results: &[TrialResult], decisions: &[Decision]) -> Self {
-        let values: Vec<f64> = trials.iter().filter_map(|trial| results[*trial].value()).collect();
+        let found = || trials.iter().filter_map(|trial| results[*trial].result.as_ref());
+        let values: Vec<f64> = found().filter_map(EvaluatedTrial::value).collect();
         let mean = (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64);
         let deviation = mean.filter(|_| values.len() > 1).map(|mean| {
             let squares = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>();
@@ -331,46 +329,21 @@ impl Configuration {
         Self {
             dropped_after,
             has_failed: trials.iter().any(|trial| results[*trial].has_failed),
+            score: mean_score(found().map(EvaluatedTrial::score)),
             mean,
             deviation,
-            best: best.and_then(|best| Some(best.metrics.first()?.value)),
+            best: best.and_then(EvaluatedTrial::value),
             trials,
         }
     }
 
-    /// Smaller is better: those that were continued longest, without failures, with the best mean.
-    fn rank(&self, direction: f64) -> Rank {
-        Rank {
-            has_failed: self.has_failed,
-            dropped_after: self.dropped_after.unwrap_or(usize::MAX),
-            score: self.mean.map_or(f64::NEG_INFINITY, |mean| mean * direction),
-            first_trial: self.trials[0],
-        }
+    /// The better one first: without failures, continued longest, with the best mean.
+    fn compare(&self, other: &Self) -> Ordering {
+        let continued = |one: &Self| one.dropped_after.unwrap_or(usize::MAX);
+        let failed = self.has_failed.cmp(&other.has_failed);
+        let better = failed.then(continued(other).cmp(&continued(self)));
+        better.then(other.score.total_cmp(&self.score)).then(self.trials[0].cmp(&other.trials[0]))
     }
-}
-
-struct Rank {
-    has_failed: bool,
-    dropped_after: usize,
-    score: f64,
-    first_trial: usize,
-}
-
-impl Rank {
-    fn total_cmp(&self, other: &Self) -> std::cmp::Ordering {
-        let number = |score: f64| if score.is_nan() { f64::NEG_INFINITY } else { score };
-        self.has_failed
-            .cmp(&other.has_failed)
-            .then(other.dropped_after.cmp(&self.dropped_after))
-            .then(number(other.score).total_cmp(&number(self.score)))
-            .then(self.first_trial.cmp(&other.first_trial))
-    }
-}
-
-/// 1 if more is better, -1 otherwise.
-fn direction(results: &[TrialResult]) -> f64 {
-    let metric = results.iter().find_map(|trial| trial.result.as_ref()?.metrics.first());
-    metric.map_or(1.0, |metric| score(&Metric { value: 1.0, ..metric.clone() }))
 }
 
 /// The keys that do not have the same value in all trials, or all keys of a single one.
@@ -402,15 +375,6 @@ fn numbers(trials: &[usize]) -> String {
             format!("{}-{}", folder_name(*first), folder_name(*last))
         }
         _ => trials.iter().map(|trial| folder_name(*trial)).collect::<Vec<_>>().join(", "),
-    }
-}
-
-/// A field of CSV (RFC 4180).
-fn field(text: &str) -> String {
-    if text.contains([',', '"', '\n', '\r']) {
-        format!("\"{}\"", text.replace('"', "\"\""))
-    } else {
-        text.to_owned()
     }
 }
 
@@ -532,7 +496,7 @@ mod tests {
 
     #[test]
     fn csv_has_a_line_per_trial_and_nothing_that_a_clock_decides() {
-        assert_snapshot!(results().csv());
+        assert_snapshot!(results().csv().unwrap());
     }
 
     #[test]
@@ -550,7 +514,7 @@ mod tests {
         assert_eq!(results.header()[0], "");
         assert_eq!(results.text(), "no trial has been evaluated yet");
         assert_eq!(
-            results.csv(),
+            results.csv().unwrap(),
             "trial,seed,state,step,best_step,best\n000,0,waiting,,,\n001,1,waiting,,,\n"
         );
     }

@@ -637,6 +637,8 @@ impl Up {
             }
             (NextAction::LimitReached, _) => {
                 self.set_outcome(limit_reached());
+                // If the coordinator could not reach it, it saves by itself.
+                self.agent.signal(Signal::TERM);
                 Ok(())
             }
             // Nobody has seen that the job ended, so perhaps it has not reached the agent either.

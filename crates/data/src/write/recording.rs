@@ -31,17 +31,17 @@ impl SignalRecording {
         read.map_err(refused)
     }
 
-    /// Number of positions in time, from the beginning of the file.
-    pub(super) fn len_of(path: &Path) -> Result<usize, Error> {
+    /// Channels and positions in time, from the beginning of the file.
+    pub(super) fn shape_of(path: &Path) -> Result<(usize, usize), Error> {
         let refused = |reason: String| Error::Source { path: path.to_owned(), reason };
         if is_wav(path) {
             let reader =
                 hound::WavReader::open(path).map_err(|error| refused(error.to_string()))?;
-            return Ok(reader.duration() as usize);
+            return Ok((reader.spec().channels.into(), reader.duration() as usize));
         }
         let file = File::open(path).map_err(failed("open", path))?;
-        let header = NpyHeader::read(&mut BufReader::new(file));
-        header.map_err(failed("read", path))?.map(|header| header.shape.1).map_err(refused)
+        let header = NpyHeader::read(&mut BufReader::new(file)).map_err(failed("read", path))?;
+        header.map(|header| header.shape).map_err(refused)
     }
 
     /// One channel.

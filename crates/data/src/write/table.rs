@@ -150,7 +150,7 @@ pub fn write_table(
     options: &TableOptions,
     mut progress: impl FnMut(u64, Option<u64>),
 ) -> Result<WrittenTable, Error> {
-    options.check()?;
+    super::check_shares(&options.to, &options.others)?;
     let split = KeySplit::new(options.others.iter().map(|(_, share)| *share));
     let mut found = Found::new(options);
     let mut table = OpenTable::open(options)?;
@@ -168,21 +168,23 @@ pub fn write_table(
     }
     let names = found.class_names();
     let mut table = OpenTable::open(options)?;
-    let mut values = vec![OwnedValue::Int(0); options.fields.len()];
-    let mut number = 0;
+    let mut good = 0;
+    let changed =
+        || options.refused("has changed while it was read: is it still being written?".to_owned());
     while let Some(row) = table.next()? {
-        number += 1;
-        progress(found.read + number, Some(2 * found.read));
-        let parsed = options.fields.iter().zip(&row.cells).zip(&names);
-        let is_good = parsed.zip(&mut values).try_for_each(|(((field, cells), names), value)| {
-            *value = field.value(cells, names).map_err(|_| ())?;
-            Ok::<(), ()>(())
-        });
+        if row.number > found.read {
+            return Err(changed());
+        }
+        progress(found.read + row.number, Some(2 * found.read));
         // Bad rows were counted before.
-        if is_good.is_ok() && (options.by.is_none() || !row.key.is_empty()) {
+        if let Ok(values) = options.values(&row, Some(&names)) {
+            good += 1;
             let values: Vec<Value<'_>> = values.iter().map(OwnedValue::borrowed).collect();
             writers[split.set(&row.key)].push(&values)?;
         }
+    }
+    if good != found.read - found.bad {
+        return Err(changed());
     }
     let mut written = WrittenTable {
         skipped: found.bad,
@@ -208,8 +210,23 @@ impl TableOptions {
         std::iter::once(self.to.clone()).chain(others).collect()
     }
 
-    fn check(&self) -> Result<(), Error> {
-        super::check_shares(&self.to, &self.others)
+    /// The values of a row, or what is wrong with it. Without the names of the classes, which are known once all rows were
+    /// read, all classes are 0.
+    fn values(
+        &self,
+        row: &Row,
+        classes: Option<&[Vec<String>]>,
+    ) -> Result<Vec<OwnedValue>, String> {
+        if let Some(by) = &self.by
+            && row.key.is_empty()
+        {
+            return Err(format!("column {by:?} is empty"));
+        }
+        let fields = self.fields.iter().zip(&row.cells).enumerate();
+        let value = |(number, (field, cells)): (usize, (&TableField, &Vec<String>))| {
+            field.value(cells, classes.map(|classes| classes[number].as_slice()))
+        };
+        fields.map(value).collect()
     }
 
     fn refused(&self, reason: String) -> Error {
@@ -242,16 +259,7 @@ impl Found {
 
     fn add(&mut self, options: &TableOptions, split: &KeySplit, row: &Row) -> Result<(), Error> {
         self.read += 1;
-        let no_key = || match &options.by {
-            Some(by) if row.key.is_empty() => Err(format!("column {by:?} is empty")),
-            _ => Ok(()),
-        };
-        let check = |(field, cells): (&TableField, &Vec<String>)| match field.kind {
-            ColumnKind::Class => field.text(cells).map(drop),
-            _ => field.value(cells, &[]).map(drop),
-        };
-        let checked = options.fields.iter().zip(&row.cells).try_for_each(check);
-        if let Err(reason) = checked.and_then(|()| no_key()) {
+        if let Err(reason) = options.values(row, None) {
             let line = row.line as usize;
             let error = Error::Line { path: options.from.clone(), line, reason };
             if !options.skips_bad_rows {
@@ -471,8 +479,8 @@ impl TableField {
         }
     }
 
-    /// The value of a row. `classes` are the sorted texts of the column, for classes.
-    fn value(&self, cells: &[String], classes: &[String]) -> Result<OwnedValue, String> {
+    /// The value of a row. `classes` are the sorted texts of the column, once they are known.
+    fn value(&self, cells: &[String], classes: Option<&[String]>) -> Result<OwnedValue, String> {
         Ok(match &self.kind {
             ColumnKind::Int => {
                 let text = self.text(cells)?;
@@ -481,11 +489,10 @@ impl TableField {
             ColumnKind::Float => OwnedValue::Float(self.number(cells, 0)?),
             ColumnKind::Class => {
                 let text = self.text(cells)?;
-                let known = classes.binary_search_by(|class| class.as_str().cmp(text));
-                // Both passes read the same table, unless it has changed in between.
-                let unknown =
-                    |_| format!("{text:?} was not there a moment ago: is the table being written?");
-                OwnedValue::Int(known.map_err(unknown)? as i64)
+                let known = classes.map_or(Ok(0), |classes| {
+                    classes.binary_search_by(|class| class.as_str().cmp(text))
+                });
+                OwnedValue::Int(known.map_err(|_| format!("{text:?} is a new class"))? as i64)
             }
             ColumnKind::Text => OwnedValue::Bytes(cells[0].clone().into_bytes()),
             ColumnKind::Floats => {

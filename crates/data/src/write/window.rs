@@ -128,22 +128,28 @@ pub fn write_windows(
         )));
     }
     let split = KeySplit::new(options.others.iter().map(|(_, share)| *share));
-    let mut planned = vec![0; options.others.len() + 1];
+    let (mut planned, mut channels) = (vec![0; options.others.len() + 1], None);
     for (path, name) in paths.iter().zip(&names) {
         if let Some(labels) = labels.get(name) {
-            planned[split.set(&labels.key)] += options.windows(SignalRecording::len_of(path)?);
+            let (count, len) = SignalRecording::shape_of(path)?;
+            planned[split.set(&labels.key)] += options.windows(len);
+            if *channels.get_or_insert(count) != count {
+                let first = channels.unwrap_or_default();
+                let reason = format!(
+                    "has {count} channels, and the first recording {first}: all must have the same"
+                );
+                return Err(Error::Source { path: path.clone(), reason });
+            }
         }
     }
-    let first = match paths.iter().zip(&names).find(|(_, name)| labels.contains_key(*name)) {
-        Some((first, _)) => SignalRecording::read(first)?,
-        None => return Err(options.labels.refused("has no label of any recording".to_owned())),
+    let Some(channels) = channels else {
+        return Err(options.labels.refused("has no label of any recording".to_owned()));
     };
     let mut sets = Vec::new();
     let targets = std::iter::once(&options.to).chain(options.others.iter().map(|(path, _)| path));
     for (number, (target, planned)) in targets.zip(&planned).enumerate() {
-        sets.push(WindowSet::create(options, number, target, *planned, first.channels)?);
+        sets.push(WindowSet::create(options, number, target, *planned, channels)?);
     }
-    drop(first);
 
     let mut written = WrittenWindows::default();
     for (number, (path, name)) in paths.iter().zip(&names).enumerate() {
@@ -296,7 +302,6 @@ impl RecordingLabels {
 struct WindowSet {
     target: PathBuf,
     writer: Writer,
-    channels: usize,
     /// Files with windows in any order, if they are shuffled.
     buckets: Vec<BufWriter<File>>,
     /// Draws of the buckets.
@@ -343,7 +348,7 @@ impl WindowSet {
         let seed = options.shuffle.unwrap_or_default();
         let draws = Draws::new(seed, number as u32, 0, RandomPurpose::Bucket);
         let record = vec![0; record_bytes];
-        Ok(Self { target: target.to_owned(), writer, channels, buckets, draws, windows: 0, record })
+        Ok(Self { target: target.to_owned(), writer, buckets, draws, windows: 0, record })
     }
 
     /// Adds the windows of a recording.
@@ -355,13 +360,6 @@ impl WindowSet {
         labels: &RecordingLabels,
         written: &mut WrittenWindows,
     ) -> Result<(), Error> {
-        if recording.channels != self.channels {
-            let reason = format!(
-                "has {} channels, and the first recording {}: all must have the same",
-                recording.channels, self.channels
-            );
-            return Err(Error::Source { path: path.to_owned(), reason });
-        }
         let times = options.labels.time.as_ref();
         if let (Some(times), Some(rate)) = (times, recording.rate)
             && times.rate != f64::from(rate)

@@ -154,6 +154,11 @@ impl Server {
         self.bucket.0.struck.load(Ordering::SeqCst)
     }
 
+    /// Stores an object.
+    pub fn put(&self, key: &str, bytes: impl Into<Bytes>) {
+        self.bucket.put(key, bytes);
+    }
+
     /// Flips a bit in the middle of an object.
     pub fn damage(&self, key: &str) {
         let mut objects = self.bucket.0.objects.lock().unwrap();

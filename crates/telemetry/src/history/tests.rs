@@ -48,6 +48,22 @@ fn folder() -> (tempfile::TempDir, PathBuf) {
 }
 
 #[test]
+fn a_file_that_is_being_written_is_read_without_its_incomplete_line_and_not_changed() {
+    let (_folder, path) = folder();
+    let mut history = History::open(&path).unwrap();
+    for point in [began(0), step(1), evaluation(1), step(2), began(1), step(2)] {
+        history.add(point).unwrap();
+    }
+    history.flush().unwrap();
+    let mut bytes = fs::read(&path).unwrap();
+    bytes.extend_from_slice(b"{\"unix_millis\":7,");
+    fs::write(&path, &bytes).unwrap();
+    assert_eq!(points_in(&path).unwrap(), history.points(0));
+    assert_eq!(fs::read(&path).unwrap(), bytes);
+    assert!(points_in(&path.with_extension("none")).is_err());
+}
+
+#[test]
 fn added_points_are_kept_over_a_restart() {
     let (_folder, path) = folder();
     let fit = Some(Fit { mae: 0.25, pearson: 0.5, spearman: -1.0 });

@@ -7,6 +7,11 @@ use std::{
     path::{self, Path, PathBuf},
 };
 
+use crate::{
+    connect::{self, Coordinator, CoordinatorFlags},
+    failure::{bad_input, failed},
+    saved_report::SavedReport,
+};
 use baton_checkpoint::{
     CheckpointReference, Claimant, Entry, EntryState, Error, Manifest, SaveId, Store,
 };
@@ -16,12 +21,6 @@ use baton_job::{
     message::{Restore, Rollback},
 };
 use baton_proto::v1::{GetStatusResponse, InvalidatedCheckpoints};
-use serde::Deserialize;
-
-use crate::{
-    connect::{self, Coordinator, CoordinatorFlags},
-    failure::{bad_input, failed},
-};
 
 /// Flags of every command that reads checkpoints.
 #[derive(Debug, clap::Args)]
@@ -163,32 +162,11 @@ fn newest_run() -> Option<PathBuf> {
     found.parent().map(Path::to_owned)
 }
 
-/// What this module reads of the report that an ended job leaves in its run folder.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct SavedReport {
-    status: SavedStatus,
-    recipe_toml: String,
-}
-
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-struct SavedStatus {
-    checkpoint_location: String,
-    invalidated_checkpoints: Vec<InvalidatedCheckpoints>,
-}
-
-impl SavedReport {
-    fn read(run: &Path) -> Option<Self> {
-        serde_json::from_slice(&fs::read(run.join("report.json")).ok()?).ok()
-    }
-
-    /// Whether the recipe puts the checkpoints into a folder or a bucket of their own.
-    fn is_elsewhere(&self) -> bool {
-        let recipe: toml::Table = self.recipe_toml.parse().unwrap_or_default();
-        let dir = recipe.get("checkpoint").and_then(|checkpoint| checkpoint.get("dir"));
-        dir.and_then(toml::Value::as_str).is_some_and(|dir| !dir.is_empty())
-    }
+/// Whether the recipe puts the checkpoints into a folder or a bucket of their own.
+fn is_elsewhere(report: &SavedReport) -> bool {
+    let recipe: toml::Table = report.recipe_toml.parse().unwrap_or_default();
+    let dir = recipe.get("checkpoint").and_then(|checkpoint| checkpoint.get("dir"));
+    dir.and_then(toml::Value::as_str).is_some_and(|dir| !dir.is_empty())
 }
 
 fn rollbacks(invalidated: &[InvalidatedCheckpoints]) -> Vec<Rollback> {
@@ -199,7 +177,7 @@ fn rollbacks(invalidated: &[InvalidatedCheckpoints]) -> Vec<Rollback> {
 /// it may have been moved since; `None` if it has neither.
 fn location_of(run: &Path, report: Option<&SavedReport>) -> Option<String> {
     let in_run = run.join(CHECKPOINTS);
-    if in_run.is_dir() && !report.is_some_and(SavedReport::is_elsewhere) {
+    if in_run.is_dir() && !report.is_some_and(is_elsewhere) {
         return Some(in_run.display().to_string());
     }
     let location = report?.status.checkpoint_location.clone();

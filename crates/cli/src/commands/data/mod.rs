@@ -2,6 +2,7 @@
 
 mod bench;
 mod inspect;
+mod split;
 mod synth;
 mod table;
 mod tokenize;

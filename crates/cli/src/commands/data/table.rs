@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Instant};
 use baton_data::write::{TableField, TableOptions, write_table};
 use baton_job::exit::Failure;
 
-use super::{share, write_failure};
+use super::{split::SplitFiles, write_failure};
 use crate::{
     commands::bar::{CommandProgress, ROWS},
     human,
@@ -40,24 +40,11 @@ pub(crate) struct Args {
     /// A table: columns are separated by tabs if its name ends with .tsv, by commas otherwise
     #[arg(long, value_name = "TABLE")]
     from: PathBuf,
-    /// File to write; an existing file is replaced at the end
-    #[arg(long, value_name = "FILE")]
-    to: PathBuf,
     /// A field of each sample; may be repeated
     #[arg(long = "field", value_name = "NAME=KIND[:COLUMN]", required = true)]
     fields: Vec<TableField>,
-    /// A second file, for a share of the rows, which are then not in the first
-    #[arg(long, value_name = "FILE", requires = "val_share")]
-    val: Option<PathBuf>,
-    /// Share of the rows for the second file, between 0 and 1
-    #[arg(long, value_name = "SHARE", requires = "val", value_parser = share)]
-    val_share: Option<f64>,
-    /// A third file, for a last test
-    #[arg(long, value_name = "FILE", requires = "test_share")]
-    test: Option<PathBuf>,
-    /// Share of the rows for the third file, between 0 and 1
-    #[arg(long, value_name = "SHARE", requires = "test", value_parser = share)]
-    test_share: Option<f64>,
+    #[command(flatten)]
+    files: SplitFiles,
     /// Keep all rows with the same value in this column in the same file
     #[arg(long, value_name = "COLUMN")]
     by: Option<String>,
@@ -79,12 +66,11 @@ enum BadRowPolicy {
 
 pub(super) fn run(args: Args) -> Result<(), Failure> {
     let as_json = args.json;
-    let others = [args.val.zip(args.val_share), args.test.zip(args.test_share)];
     let options = TableOptions {
         from: args.from,
         fields: args.fields,
-        to: args.to,
-        others: others.into_iter().flatten().collect(),
+        others: args.files.others(),
+        to: args.files.to,
         by: args.by,
         skips_bad_rows: args.on_bad == BadRowPolicy::Skip,
     };

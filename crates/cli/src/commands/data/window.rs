@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Instant};
 use baton_data::write::{LabelTable, LabelTimes, WindowOptions, write_windows};
 use baton_job::exit::Failure;
 
-use super::{share, write_failure};
+use super::{split::SplitFiles, write_failure};
 use crate::{
     commands::bar::CommandProgress,
     failure::bad_input,
@@ -62,21 +62,8 @@ pub(crate) struct Args {
     /// Leave out windows whose middle is farther from a label than this
     #[arg(long, value_name = "SECONDS", requires = "time")]
     within: Option<f64>,
-    /// File to write; an existing file is replaced at the end
-    #[arg(long, value_name = "FILE")]
-    to: PathBuf,
-    /// A second file, for a share of the recordings, which are then not in the first
-    #[arg(long, value_name = "FILE", requires = "val_share")]
-    val: Option<PathBuf>,
-    /// Share of the recordings for the second file, between 0 and 1
-    #[arg(long, value_name = "SHARE", requires = "val", value_parser = share)]
-    val_share: Option<f64>,
-    /// A third file, for a last test
-    #[arg(long, value_name = "FILE", requires = "test_share")]
-    test: Option<PathBuf>,
-    /// Share of the recordings for the third file, between 0 and 1
-    #[arg(long, value_name = "SHARE", requires = "test", value_parser = share)]
-    test_share: Option<f64>,
+    #[command(flatten)]
+    files: SplitFiles,
     /// Keep all recordings with the same value in this column of the labels in the same file
     #[arg(long, value_name = "COLUMN")]
     by: Option<String>,
@@ -95,7 +82,6 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     if args.length == 0 || args.stride == Some(0) {
         return Err(bad_input("--length and --stride must be at least 1"));
     }
-    let others = [args.val.zip(args.val_share), args.test.zip(args.test_share)];
     let times = args.time.zip(args.rate.zip(args.within));
     let options = WindowOptions {
         from: args.from,
@@ -108,8 +94,8 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
             time: times.map(|(column, (rate, within))| LabelTimes { column, rate, within }),
             by: args.by,
         },
-        to: args.to,
-        others: others.into_iter().flatten().collect(),
+        others: args.files.others(),
+        to: args.files.to,
         shuffle: (!args.in_order).then_some(args.seed),
     };
     let start = Instant::now();

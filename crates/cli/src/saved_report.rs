@@ -1,0 +1,54 @@
+//! What commands read of `report.json`, which a job that has ended leaves in its run folder.
+
+use std::{fs, path::Path};
+
+use baton_proto::v1::InvalidatedCheckpoints;
+use serde::Deserialize;
+
+/// The report of the job in a run folder.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct SavedReport {
+    pub(crate) status: SavedStatus,
+    pub(crate) recipe_toml: String,
+}
+
+/// The status when the job last ended.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct SavedStatus {
+    pub(crate) checkpoint_location: String,
+    pub(crate) invalidated_checkpoints: Vec<InvalidatedCheckpoints>,
+    pub(crate) outcome: Option<SavedOutcome>,
+    pub(crate) divergences: Vec<SavedDivergence>,
+    pub(crate) spending: SavedSpending,
+}
+
+/// How the job ended.
+#[derive(Debug, Deserialize)]
+pub(crate) struct SavedOutcome {
+    pub(crate) kind: String,
+    pub(crate) reason: Option<String>,
+}
+
+/// A divergence of training.
+#[derive(Debug, Deserialize)]
+pub(crate) struct SavedDivergence {
+    /// How training went on; absent if the divergence ended the job.
+    pub(crate) rollback: Option<serde_json::Value>,
+}
+
+/// What the job has cost.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(crate) struct SavedSpending {
+    pub(crate) hours: f64,
+    pub(crate) dollars: Option<f64>,
+}
+
+impl SavedReport {
+    /// `None` if there is none, or it cannot be read.
+    pub(crate) fn read(run_dir: &Path) -> Option<Self> {
+        serde_json::from_slice(&fs::read(run_dir.join("report.json")).ok()?).ok()
+    }
+}
