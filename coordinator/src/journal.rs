@@ -110,8 +110,14 @@ impl Journal {
     }
 
     fn read(path: &Path) -> Result<(Self, Vec<Record>), Problem> {
-        if !path.exists() {
-            create(path)?;
+        match path.metadata() {
+            // `create` leaves no such file, and redb would begin a new journal in it: what was spent and decided would be
+            // forgotten.
+            Ok(found) if found.len() == 0 => {
+                return Err(Problem::Damaged("the file is empty".to_owned()));
+            }
+            Ok(_) => {}
+            Err(_) => create(path)?,
         }
         // Opening for writing changes the file, so check the format first. If this open fails, the one below reports
         // why.
@@ -697,7 +703,7 @@ mod tests {
         let path = folder.path().join("journal.redb");
         drop(Journal::open(&path).unwrap());
         let whole = std::fs::read(&path).unwrap();
-        for end in [100, 5_000, whole.len() - 4_096] {
+        for end in [0, 100, 5_000, whole.len() - 4_096] {
             std::fs::write(&path, &whole[..end]).unwrap();
             damage(&path);
         }

@@ -1,7 +1,7 @@
 """Two optimizer updates with the same gradient and different rates: every weight after them, and the
 moving average of every weight.
 
-References: torch.optim, torch.nn.utils.clip_grad_norm_, torch.optim.swa_utils; LARS is implemented here.
+References: torch.optim, torch.nn.utils.clip_grad_norm_, torch.optim.swa_utils; LARS and LAMB are implemented here.
 """
 
 import torch
@@ -14,7 +14,7 @@ TOLERANCE = 1e-6
 # The second update tests the moments, and whether the rate is applied before or after them.
 RATES = [1.0, 0.5]
 # Large decay, so that an error in it is visible in the updated weights.
-WEIGHT_DECAY, MOMENTUM, TRUST, EPS = 0.1, 0.9, 0.02, 1e-8
+WEIGHT_DECAY, MOMENTUM, TRUST, EPS, LAMB_EPS = 0.1, 0.9, 0.02, 1e-8, 1e-6
 # Well below the norm of the gradient.
 CLIP = 0.1
 DECAY = 0.9
@@ -43,8 +43,35 @@ class Lars(torch.optim.Optimizer):
                 parameter -= group["lr"] * state["velocity"]
 
 
+class Lamb(torch.optim.Optimizer):
+    """You et al. 2020 (arXiv 1904.00962), algorithm 2, with the identity as scaling function."""
+
+    def __init__(self, groups, lr):
+        super().__init__(groups, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state["step"] = state.get("step", 0) + 1
+                moments = [(0.9, parameter.grad), (0.999, parameter.grad**2)]
+                unbiased = []
+                for number, (beta, value) in enumerate(moments):
+                    moment = state.get(number, torch.zeros_like(parameter))
+                    state[number] = beta * moment + (1 - beta) * value
+                    unbiased.append(state[number] / (1 - beta ** state["step"]))
+                step = unbiased[0] / (unbiased[1].sqrt() + LAMB_EPS) + group["weight_decay"] * parameter
+                rate = 1.0
+                if parameter.ndim > 1:
+                    norm, step_norm = (x.double().norm().item() for x in (parameter, step))
+                    rate = norm / step_norm
+                parameter -= group["lr"] * rate * step
+
+
 SGD = {"kind": "sgd", "momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY}
 ADAMW = {"kind": "adamw", "weight_decay": WEIGHT_DECAY}
+LAMB = {"kind": "lamb", "weight_decay": WEIGHT_DECAY}
 LARS = {"kind": "lars", "momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY, "trust_coefficient": TRUST}
 
 
@@ -63,6 +90,7 @@ RULES = {
     "nesterov": (0.1, {"optimizer": {**SGD, "nesterov": True}}, nesterov),
     "adamw": (0.01, {"optimizer": ADAMW}, torch.optim.AdamW),
     "lars": (1.0, {"optimizer": LARS}, Lars),
+    "lamb": (0.01, {"optimizer": LAMB}, Lamb),
     "clipped": (0.5, {"optimizer": SGD, "train": {"clip_grad_norm": CLIP}}, sgd),
     "averaged": (0.1, {"optimizer": SGD, "ema": {"decay": DECAY}}, sgd),
 }

@@ -17,7 +17,8 @@ use self::digits::write_digits;
 fn everything(few: &str) -> Cluster {
     [
         "model={ arch='resnet18', num_classes=10, blur_pool=true, zero_init_gamma=true }",
-        "augment={ mixup_alpha=0.4, cutmix_probability=0.5, crop_scale=[0.5, 1.0] }",
+        "augment={ mixup_alpha=0.4, cutmix_probability=0.5, crop_scale=[0.5, 1.0], alternate_flips=true, \
+         shift=2, rand_augment={}, brightness=0.2, contrast=0.2, saturation=0.2, erase=0.25 }",
         "train={ epochs=3, global_batch=32, resolution=32, virtual_ranks=2, grad_accumulation=2, \
          clip_grad_norm=0.5, recompute=['layer1', 'layer3'], \
          phases=[{ from_epoch=1, resolution=64, global_batch=16, ramp_epochs=1 }] }",
@@ -88,6 +89,7 @@ async fn with_frozen_blocks_nesterov_and_fused_kernels_ranks_and_kills_change_no
         .into_iter()
         .fold(on(&few), |cluster, entry| cluster.set(entry))
         .set("optimizer={ kind='sgd', momentum=0.9, nesterov=true, weight_decay=1e-3 }")
+        .set("augment.trivial_augment=true")
     };
     let mut before = small().set("model={ arch='resnet18', num_classes=10 }");
     let whole = before.run_to_the_end(1).await;
@@ -136,7 +138,7 @@ async fn a_regression_is_learnt_and_evaluated_with_the_same_bits_on_two_ranks_an
             "optimizer={ kind='lars', momentum=0.9, trust_coefficient=0.02 }",
             "schedule={ kind='warmup_cosine', peak_lr=1.0, warmup_epochs=0.5 }",
             "loss.kind=huber",
-            "augment={}",
+            "augment.signal={ noise=0.05, scale=0.1, shift=0.02, time_mask=0.1, channel_mask=0.1 }",
             "evaluation={ every_epochs=2 }",
             "checkpoint={ every_epochs=1, every_steps=2 }",
         ]
@@ -313,30 +315,111 @@ async fn a_job_that_reaches_its_limit_saves_and_stops_with_its_own_exit_code() {
     assert!(!cluster.newest_state().is_empty());
 }
 
+/// Weights of a short training, with the recipe for them.
+struct Trained {
+    cluster: Cluster,
+    weights: String,
+}
+
+impl Trained {
+    const NETWORK: &str = "model={ arch='resnet18', num_classes=10 }";
+    const SIZES: &str = "train={ epochs=1, global_batch=16, resolution=32, virtual_ranks=1 }";
+
+    async fn new(folder: &Path, data: &str) -> Self {
+        let mut cluster = on(data)
+            .set(Self::NETWORK)
+            .set(Self::SIZES)
+            .set("evaluation={ every_epochs=1, batch=10 }");
+        cluster.run_to_the_end(1).await;
+        let weights = folder.join("w.safetensors").display().to_string();
+        let run_dir = cluster.run_dir().display().to_string();
+        baton(&["checkpoint", "export", "--run-dir", &run_dir, "--out", &weights]);
+        Self { cluster, weights }
+    }
+
+    /// `baton eval` or `baton predict` with these weights.
+    fn command(&self, name: &str, arguments: &[&str]) -> Command {
+        let mut command = Command::new(binary("baton"));
+        command.arg(name).arg("--recipe").arg(self.cluster.recipe());
+        command.args(["--weights", &self.weights, "--set", Self::NETWORK, "--set", Self::SIZES]);
+        command.args(["--set", "evaluation={ batch=10 }", "--json"]).args(arguments);
+        command
+    }
+
+    /// What the command prints, which must succeed.
+    fn json(&self, name: &str, arguments: &[&str]) -> serde_json::Value {
+        let run = self.command(name, arguments).output().unwrap();
+        assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
+        serde_json::from_slice(&run.stdout).unwrap()
+    }
+}
+
+#[tokio::test]
+async fn predictions_are_the_same_on_any_number_of_processes_and_through_a_kill() {
+    let folder = tempfile::tempdir().unwrap();
+    let trained = Trained::new(folder.path(), &few_digits(folder.path(), 16)).await;
+    let new = folder.path().join("new.beton").display().to_string();
+    write_digits(Path::new(&new), 0..360, |_, _| {});
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let (one, two, expected) = (path("one.csv"), path("two.csv"), path("expected.csv"));
+
+    // So large that a process needs seconds.
+    let size = "evaluation.resolution=96";
+    trained.json("eval", &["--data", &new, "--set", size, "--predictions", &expected]);
+    let of_one = trained.json("predict", &["--data", &new, "--set", size, "--out", &one]);
+    assert_eq!((of_one["predictions"].as_u64(), of_one["found"].as_u64()), (Some(360), Some(0)));
+    let text = std::fs::read_to_string(&one).unwrap();
+    let expected = std::fs::read_to_string(&expected).unwrap();
+    // An evaluation also writes the labels.
+    let without_label = |line: &str| {
+        let mut values: Vec<&str> = line.split(',').collect();
+        values.remove(1);
+        values.join(",")
+    };
+    assert_eq!(text, expected.lines().map(|line| without_label(line) + "\n").collect::<String>());
+
+    let same = ["--data", &new, "--set", size, "--out", &two];
+    let arguments = [&same[..], &["--ranks", "2"]].concat();
+    let mut child = trained.command("predict", &arguments).spawn().unwrap();
+    let has_lines = |part: u32| {
+        let path = format!("{two}.parts/part-{part}.csv");
+        std::fs::metadata(path).is_ok_and(|file| file.len() > 0)
+    };
+    let both = async || (has_lines(0) && has_lines(1)).then_some(());
+    trained.cluster.until("both parts have lines", both).await;
+    child.kill().unwrap();
+    child.wait().unwrap();
+    assert!(!Path::new(&two).exists(), "it was complete before the kill");
+    // Its processes end with it. Now one process predicts both parts, one after the other.
+    let found = trained.json("predict", &same);
+    assert!((20..360).contains(&found["found"].as_u64().unwrap()), "{found}");
+    assert_eq!(std::fs::read_to_string(&two).unwrap(), text);
+    assert!(!Path::new(&format!("{two}.parts")).exists());
+}
+
 #[tokio::test]
 async fn an_evaluation_shows_the_prediction_for_each_sample_and_the_scores_of_each_class() {
     let folder = tempfile::tempdir().unwrap();
     let few = few_digits(folder.path(), 32);
-    let network = "model={ arch='resnet18', num_classes=10 }";
-    let sizes = "train={ epochs=1, global_batch=16, resolution=32, virtual_ranks=1 }";
-    let mut cluster =
-        on(&few).set(network).set(sizes).set("evaluation={ every_epochs=1, batch=10 }");
-    cluster.start_coordinator(&[]).await;
-    cluster.start_agent("node", 1);
-    let (coordinator, _) = cluster.finish().await;
-    assert!(coordinator.success(), "{}", cluster.log("coordinator"));
-    let path = |name: &str| folder.path().join(name).display().to_string();
-    let (weights, predictions) = (path("w.safetensors"), path("predictions.csv"));
-    let run_dir = cluster.run_dir().display().to_string();
-    baton(&["checkpoint", "export", "--run-dir", &run_dir, "--out", &weights]);
+    let trained = Trained::new(folder.path(), &few).await;
+    let predictions = folder.path().join("predictions.csv").display().to_string();
+    let found = trained.json(
+        "eval",
+        &["--data", &few, "--predictions", &predictions, "--probabilities", "--by-class"],
+    );
 
-    let recipe = cluster.recipe().display().to_string();
-    let mut arguments = vec!["eval", "--recipe", &recipe, "--weights", &weights, "--data", &few];
-    arguments.extend(["--set", network, "--set", sizes, "--set", "evaluation={ batch=10 }"]);
-    arguments.extend(["--predictions", &predictions, "--probabilities", "--by-class", "--json"]);
-    let run = Command::new(binary("baton")).args(&arguments).output().unwrap();
-    assert!(run.status.success(), "{}", String::from_utf8_lossy(&run.stderr));
-    let found: serde_json::Value = serde_json::from_slice(&run.stdout).unwrap();
+    // A wrong file in the option is not lost.
+    for own in [&trained.weights, &few] {
+        let before = std::fs::read(own).unwrap();
+        for name in ["eval", "predict"] {
+            let option = if name == "eval" { "--predictions" } else { "--out" };
+            let refused = trained.command(name, &["--data", &few, option, own]).output().unwrap();
+            let message = String::from_utf8_lossy(&refused.stderr).into_owned();
+            assert_eq!(refused.status.code(), Some(2), "{message}");
+            assert!(message.contains("exists and holds no predictions"), "{message}");
+        }
+        assert!(std::fs::read(own).unwrap() == before, "{own} has changed");
+    }
 
     let table = std::fs::read_to_string(&predictions).unwrap();
     let mut lines = table.lines();

@@ -149,6 +149,28 @@ fn a_trial_that_diverges_is_a_result_and_one_without_data_ends_the_sweep() {
     assert!(table.contains("000,1e30,diverged,"), "{table}");
     assert!(table.contains("001,0.5,completed,"), "{table}");
 
+    // Without its evaluations, the best trial would seem the worst.
+    fs::remove_file(study.dir("diverges/001/metrics.jsonl")).unwrap();
+    let lacking = study.run("diverges", &flags);
+    let error = text(&lacking.stderr);
+    assert_eq!(lacking.status.code(), Some(1), "{error}");
+    assert!(error.contains("its evaluations are missing"), "{error}");
+    let table = fs::read_to_string(study.dir("diverges/results.csv")).unwrap();
+    assert!(table.contains("001,0.5,failed,"), "{table}");
+
+    // Results of other data are no results of the same configuration.
+    let own = study.folder.path().join("train.beton");
+    fs::copy("../assets/digits/digits-train.beton", &own).unwrap();
+    let data = format!("data.train={}", own.display());
+    let flags = ["--set", &data, "--set", "seed=0"];
+    study.table("data", &flags);
+    fs::copy("../assets/digits/digits-val.beton", &own).unwrap();
+    let other = study.run("data", &["--set", &data, "--set", "seed=0,1"]);
+    let error = text(&other.stderr);
+    assert_eq!(other.status.code(), Some(i32::from(exit::BAD_INPUT)), "{error}");
+    assert!(error.contains("train.beton has 360 samples instead of 1437"), "{error}");
+    fs::copy("../assets/digits/digits-train.beton", &own).unwrap();
+
     let missing = study.run("missing", &["--set", "data.train=\"/nowhere.beton\""]);
     let error = text(&missing.stderr);
     assert_eq!(missing.status.code(), Some(i32::from(exit::BAD_INPUT)), "{error}");

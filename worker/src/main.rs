@@ -5,6 +5,7 @@
 //! | `agent` | one per node: starts, watches and stops ranks; the rules are in `baton_job::session` ([`agent`]) |
 //! | `rank` | trains; one per GPU, started by the agent only ([`rank`]) |
 //! | `eval` | measures the accuracy of exported weights ([`eval`]) |
+//! | `predict` | writes the predictions for new data ([`predict`]) |
 //! | `generate` | lets a language model write ([`generate`]) |
 //! | `import` | writes given weights as the first checkpoint of a job ([`import`]) |
 //! | `probe` | computes one step for given inputs, to be compared with PyTorch ([`probe`]) |
@@ -26,6 +27,8 @@ mod import;
 mod link;
 mod logging;
 mod machine;
+mod predict;
+mod predictions;
 mod probe;
 mod rank;
 mod signals;
@@ -71,6 +74,8 @@ enum Command {
     Rank(rank::Args),
     /// Measure the accuracy of exported weights.
     Eval(eval::Args),
+    /// Predict classes or values of new data.
+    Predict(predict::Args),
     /// Let a language model write.
     Generate(generate::Args),
     /// Write weights as the first checkpoint of a job.
@@ -91,6 +96,7 @@ fn main() -> ExitCode {
         Command::Agent(args) => agent::run(args),
         Command::Rank(args) => rank::run(&args).map(|()| Outcome::Completed),
         Command::Eval(args) => eval::run(&args).map(|()| Outcome::Completed),
+        Command::Predict(args) => predict::run(&args).map(|()| Outcome::Completed),
         Command::Generate(args) => generate::run(&args).map(|()| Outcome::Completed),
         Command::Import(args) => import::run(&args).map(|()| Outcome::Completed),
         Command::Probe(args) => probe::run(&args).map(|()| Outcome::Completed),

@@ -576,8 +576,8 @@ impl Coordinator {
             {
                 let secure = url.replacen("http", "https", 1);
                 failed(format!(
-                    "{url} ({source}) does not answer as a coordinator without TLS does: if this port speaks TLS, \
-                     use {secure}"
+                    "{url} ({source}) closed the connection without an answer: if its coordinator has just ended, try again \
+                     in some seconds; if this port speaks TLS, use {secure}"
                 ))
             }
             code => failed(format!(

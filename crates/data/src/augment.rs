@@ -1,7 +1,12 @@
-//! Parameters of image augmentation: crops and flips. This module does not access pixels.
+//! Augmentation: random crops and flips of images; below, changes to their pixels, and to signals.
+
+mod image;
+mod operation;
+mod signal;
 
 use baton_recipe::spec::Augment;
 
+pub(crate) use self::{image::change as change_image, signal::change as change_signal};
 use crate::{SampleFault, random::Draws};
 
 /// Attempts of the random crop before it uses a centred crop.
@@ -84,10 +89,16 @@ fn largest_of_shape(narrow: f64, wide: f64, width: u32, height: u32) -> Crop {
     }
 }
 
-/// Whether a training sample is mirrored: with probability `augment.flip`.
+/// Whether a training sample is mirrored: with probability `augment.flip`. `draws` gives the random numbers of an epoch; if
+/// flips alternate, only those of the first are used.
 #[must_use]
-pub fn random_flip(augment: &Augment, mut draws: Draws) -> Flip {
-    if draws.uniform() < augment.flip { Flip::Mirror } else { Flip::Keep }
+pub fn random_flip(augment: &Augment, epoch: u32, draws: impl Fn(u32) -> Draws) -> Flip {
+    let is_mirrored = |epoch| draws(epoch).uniform() < augment.flip;
+    let is_mirrored = match augment.alternate_flips {
+        true => is_mirrored(0) ^ (epoch % 2 == 1),
+        false => is_mirrored(epoch),
+    };
+    if is_mirrored { Flip::Mirror } else { Flip::Keep }
 }
 
 /// The centred square whose side is `ratio` times the short side, rounded down: FFCV's
@@ -186,13 +197,31 @@ mod tests {
         assert_eq!(center_crop(0.1, 3, 3), Crop { left: 1, top: 1, width: 1, height: 1 });
     }
 
+    fn flip_of(augment: &Augment, epoch: u32, sample: u64) -> Flip {
+        let draws = |epoch| Draws::new(1, epoch, sample, RandomPurpose::Flip);
+        random_flip(augment, epoch, draws)
+    }
+
+    #[test]
+    fn alternating_flips_show_both_sides_in_any_two_epochs() {
+        let augment = Augment { alternate_flips: true, ..Augment::default() };
+        let in_epoch = |epoch| (0..10_000).map(move |sample| (sample, epoch));
+        let is_mirrored = |(sample, epoch)| flip_of(&augment, epoch, sample) == Flip::Mirror;
+        let first: Vec<bool> = in_epoch(0).map(is_mirrored).collect();
+        let mirrored = first.iter().filter(|is_mirrored| **is_mirrored).count();
+        assert!(mirrored.abs_diff(5_000) < 200, "{mirrored} in the first epoch");
+        for epoch in 1..5 {
+            let turned = epoch % 2 == 1;
+            let expected: Vec<bool> = first.iter().map(|first| first ^ turned).collect();
+            assert_eq!(in_epoch(epoch).map(is_mirrored).collect::<Vec<_>>(), expected);
+        }
+    }
+
     #[test]
     fn flips_have_the_configured_probability() {
         let mirrored = |flip| {
             let augment = Augment { flip, ..Augment::default() };
-            let flip =
-                |sample| random_flip(&augment, Draws::new(1, 2, sample, RandomPurpose::Flip));
-            (0..10_000).filter(|sample| flip(*sample) == Flip::Mirror).count()
+            (0..10_000).filter(|sample| flip_of(&augment, 2, *sample) == Flip::Mirror).count()
         };
         assert_eq!(mirrored(0.0), 0);
         assert_eq!(mirrored(1.0), 10_000);

@@ -17,7 +17,7 @@
 //! | `order`, `sample_blocks` | order of the samples in an epoch; blocks of samples that are stored together |
 //! | `items`, [`packing`] | what an epoch is made of: samples, or sequences that several texts share |
 //! | [`mix`] | MixUp and CutMix of a micro-batch: parameters only |
-//! | [`augment`] | random and centre crops, flips: parameters only |
+//! | [`augment`] | random and centre crops, flips: parameters only; changes of pixels and signals |
 //! | `turbojpeg` | JPEG → the pixels of a crop |
 //! | `resize`, [`area`] | a crop → a sample: fast, or bit-identical to FFCV |
 //! | `decode` | JPEG or raw → crop → resize → flip |

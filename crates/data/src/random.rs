@@ -5,6 +5,8 @@
 //! Philox4x32-10: Salmon, Moraes, Dror & Shaw, "Parallel random numbers: as easy as 1, 2, 3",
 //! SC 2011, §3.3 and table 2.
 
+use std::f64::consts::TAU;
+
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 /// Fractional parts of the golden ratio and of √3.
 const KEY_STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
@@ -48,6 +50,18 @@ pub enum RandomPurpose {
     Pack = 6,
     /// Tokens of a generated text.
     Generate = 7,
+    /// The shift of an image.
+    Shift = 8,
+    /// Operations on an image.
+    Operation = 9,
+    /// Brightness, contrast and saturation of an image.
+    Colour = 10,
+    /// The erased rectangle of an image.
+    Erase = 11,
+    /// Scale, shift and masks of a signal.
+    Change = 12,
+    /// The noise of a signal.
+    Noise = 13,
     /// Whether the writer stores an image as JPEG. Numbers from 16 on are for writing data.
     Store = 16,
     /// A synthetic signal.
@@ -101,6 +115,14 @@ impl Draws {
         low + (high - low) * self.uniform()
     }
 
+    /// From the normal distribution with mean 0 and variance 1, by Box & Muller 1958. Uses `libm`, because the functions
+    /// of C libraries differ in their last bits.
+    pub fn normal(&mut self) -> f64 {
+        // In (0, 1], so that the logarithm is finite.
+        let radius = 1.0 - self.uniform();
+        (-2.0 * libm::log(radius)).sqrt() * libm::cos(TAU * self.uniform())
+    }
+
     /// Uniform in `0..bound`; 0 for a bound of 0. Some values are likelier than others by at most `bound` / 2⁶⁴,
     /// which is negligible for training.
     pub fn below(&mut self, bound: u64) -> u64 {
@@ -150,6 +172,19 @@ mod tests {
         ];
         for (i, value) in values.iter().enumerate() {
             assert!(!values[..i].contains(value), "key {i} repeats an earlier sequence");
+        }
+    }
+
+    #[test]
+    fn normal_numbers_have_the_moments_of_the_normal_distribution() {
+        const COUNT: usize = 100_000;
+        let mut draws = Draws::new(1, 0, 0, RandomPurpose::Noise);
+        let values: Vec<f64> = (0..COUNT).map(|_| draws.normal()).collect();
+        let moment = |power| values.iter().map(|x: &f64| x.powi(power)).sum::<f64>() / COUNT as f64;
+        // The moments of a normal variable are 0, 1, 0, 3; limits are about four standard deviations.
+        let limits = [(1, 0.0, 0.013), (2, 1.0, 0.018), (3, 0.0, 0.05), (4, 3.0, 0.125)];
+        for (power, expected, limit) in limits {
+            assert!((moment(power) - expected).abs() < limit, "moment {power}: {}", moment(power));
         }
     }
 

@@ -118,7 +118,7 @@ impl Signals {
             };
             for t in 0..self.window {
                 let value = channel.at(f64::from(t) / f64::from(self.window));
-                signal.push((value + self.noise * normal(&mut draws)) as f32);
+                signal.push((value + self.noise * draws.normal()) as f32);
             }
         }
         target
@@ -178,13 +178,6 @@ impl Channel {
     }
 }
 
-/// Draws from the normal distribution with variance 1, by Box & Muller 1958.
-fn normal(draws: &mut Draws) -> f64 {
-    // In (0, 1], so that the logarithm is finite.
-    let radius = 1.0 - draws.uniform();
-    (-2.0 * libm::log(radius)).sqrt() * libm::cos(TAU * draws.uniform())
-}
-
 #[cfg(test)]
 mod tests {
     use baton_recipe::fit::Fit;
@@ -233,19 +226,6 @@ mod tests {
         let found = [first, second].map(estimate);
         assert_ne!(first, second);
         assert!((found[0] - found[1]).abs() < 0.05, "{found:?}");
-    }
-
-    #[test]
-    fn the_noise_is_normal() {
-        const COUNT: usize = 100_000;
-        let mut draws = Draws::new(1, 0, 0, RandomPurpose::Signal);
-        let values: Vec<f64> = (0..COUNT).map(|_| normal(&mut draws)).collect();
-        let moment = |power| values.iter().map(|x: &f64| x.powi(power)).sum::<f64>() / COUNT as f64;
-        // The moments of a normal variable are 0, 1, 0, 3; limits are about four standard deviations.
-        let limits = [(1, 0.0, 0.013), (2, 1.0, 0.018), (3, 0.0, 0.05), (4, 3.0, 0.125)];
-        for (power, expected, limit) in limits {
-            assert!((moment(power) - expected).abs() < limit, "moment {power}: {}", moment(power));
-        }
     }
 
     /// Estimates the target: the frequency of the oscillation that, together with a straight line, fits the signal

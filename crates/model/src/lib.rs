@@ -81,8 +81,8 @@ pub struct Tensor {
     pub shape: Vec<u64>,
     /// How it is initialized.
     pub init: Init,
-    /// Whether weight decay applies by default (a recipe can extend it to all parameters), and whether LARS computes
-    /// a separate learning rate for it.
+    /// Whether weight decay applies by default (a recipe can extend it to all parameters), and whether LARS and
+    /// LAMB compute a separate learning rate for it.
     pub decays: bool,
     /// Whether it is cast to the recipe's number format for computation; otherwise it stays in f32.
     pub is_cast: bool,

@@ -257,6 +257,7 @@ fn moments(optimizer: &OptimizerSpec) -> (u64, &'static str) {
         OptimizerSpec::Sgd { .. } => (1, "SGD's momentum"),
         OptimizerSpec::AdamW { .. } => (2, "AdamW's two moments"),
         OptimizerSpec::Lars { .. } => (1, "LARS's momentum"),
+        OptimizerSpec::Lamb { .. } => (2, "LAMB's two moments"),
     }
 }
 

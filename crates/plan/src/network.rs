@@ -76,6 +76,14 @@ impl Network {
         self.trained().map(|layer| layer.kernel + layer.other_parameters).sum()
     }
 
+    /// Number of tensors of trained parameters: of a layer its weight, and BatchNorm's two.
+    #[must_use]
+    pub fn tensors(&self) -> u64 {
+        self.trained()
+            .map(|layer| u64::from(layer.kernel > 0) + 2 * u64::from(layer.other_parameters > 0))
+            .sum()
+    }
+
     /// Number of trained parameters with a working copy: the weights of convolutions and of the linear layer.
     #[must_use]
     pub fn kernels(&self) -> u64 {

@@ -164,7 +164,8 @@ impl StepEstimate {
             roofline.move_seconds(flattened * micro_batches as f64 + summed, 2 * micro_batches);
         let all_reduce = AllReduceEstimate::new(spec, network, machine, ranks);
         let optimizer_bytes = optimizer_bytes(spec, network);
-        let optimizer_seconds = roofline.move_seconds(optimizer_bytes, OPTIMIZER_LAUNCHES);
+        let optimizer_seconds =
+            roofline.move_seconds(optimizer_bytes, optimizer_launches(spec, network));
         let reducing = all_reduce.map_or(0.0, |all_reduce| all_reduce.seconds);
         Self {
             micro_batches,
@@ -195,9 +196,15 @@ impl StepEstimate {
     }
 }
 
-/// Approximate number of kernels of the optimizer: `crates/trainer/src/torch/optimizer/device.rs` has a dozen per
-/// segment, and there are two segments.
-const OPTIMIZER_LAUNCHES: u64 = 24;
+/// Approximate number of kernels of the optimizer, counted from `crates/trainer/src/torch/optimizer/device.rs`: there are two
+/// segments, or one for each tensor.
+fn optimizer_launches(spec: &JobSpec, network: &Network) -> u64 {
+    match spec.optimizer {
+        OptimizerSpec::Sgd { .. } | OptimizerSpec::AdamW { .. } => 2 * 12,
+        OptimizerSpec::Lars { .. } => network.tensors() * 20,
+        OptimizerSpec::Lamb { .. } => network.tensors() * 30,
+    }
+}
 
 /// Memory traffic of the optimizer, bytes, counted from the kernels of
 /// `crates/trainer/src/torch/optimizer/device.rs`.
@@ -213,6 +220,7 @@ fn optimizer_bytes(spec: &JobSpec, network: &Network) -> f64 {
         OptimizerSpec::Sgd { nesterov: true, .. } => 16.0,
         OptimizerSpec::AdamW { .. } => 24.0,
         OptimizerSpec::Lars { .. } => 14.0,
+        OptimizerSpec::Lamb { .. } => 29.0,
     };
     let average = spec.ema.as_ref().map_or(0.0, |ema| 3.0 / f64::from(ema.every_steps));
     let copied = match spec.precision.compute {

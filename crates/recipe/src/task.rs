@@ -91,8 +91,8 @@ pub const LOWER_IS_BETTER: [&str; 8] =
 #[must_use]
 pub fn metrics(spec: &JobSpec) -> Vec<Metric> {
     match spec.loss.kind {
-        LossKind::CrossEntropy => CLASSIFICATION.to_vec(),
-        LossKind::Mse | LossKind::Huber => REGRESSION.to_vec(),
+        LossKind::CrossEntropy | LossKind::BinaryCrossEntropy => CLASSIFICATION.to_vec(),
+        LossKind::Mse | LossKind::Huber | LossKind::Quantile => REGRESSION.to_vec(),
         LossKind::NextToken => {
             let texts = match &spec.evaluation.generate {
                 None => &[],

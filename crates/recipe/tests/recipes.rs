@@ -143,6 +143,7 @@ fn all_shipped_recipes_exist() {
         "resnet50_ffcv_88ep",
         "resnet50_l4",
         "resnet50_p4d_60ep",
+        "resnet50_rsb_a3",
         "resnet50_t4",
         "smollm2_lora_cpu",
         "vit_digits",

@@ -55,6 +55,7 @@ impl JobInputs {
             let source = Source::of_recipe(spec, location, cache_dir.to_owned());
             let set = Dataset::open(Source { vocabulary, local_ranks, ..source })?;
             check_input_type(spec, &set, location)?;
+            check_augment(spec, &set, location)?;
             Ok(Arc::new(set))
         };
         let (train, val) = (open(&data.train)?, open(&data.val)?);
@@ -128,12 +129,7 @@ impl JobInputs {
     /// The training micro-batches of the virtual ranks in `block`, from `progress` on; the sequence does not end.
     pub(crate) fn train_feed(&self, progress: &Progress, block: Range<u32>) -> BatchFeed {
         let spec = self.spec.clone();
-        let preprocessing = move |resolution| Preprocessing::Train {
-            seed: spec.seed,
-            resolution,
-            resize: spec.data.resize,
-            augment: spec.augment.clone(),
-        };
+        let preprocessing = move |resolution| Preprocessing::of_training(&spec, resolution);
         let train = &self.spec.train;
         let each = u64::from(train.grad_accumulation);
         let micro_batches = u64::from(block.start) * each..u64::from(block.end) * each;
@@ -356,6 +352,24 @@ fn check_input_type(spec: &JobSpec, set: &Dataset, location: &str) -> Result<(),
         spec.data.input_field,
         described(set.input_type()),
         spec.model.arch.name()
+    )))
+}
+
+/// Checks that the recipe augments the kind of input that a set holds; the recipe alone does not know that of a program.
+fn check_augment(spec: &JobSpec, set: &Dataset, location: &str) -> Result<(), Error> {
+    let (fields, needed) = match set.input_type() {
+        InputType::Array(_) => (spec.augment.image_changes(), "images"),
+        _ if spec.augment.signal.is_some() => (vec!["augment.signal"], "arrays"),
+        _ => return Ok(()),
+    };
+    if fields.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Mismatch(format!(
+        "{} is for {needed}, but field \"{}\" of {location} holds {}: remove it from the recipe",
+        fields.join(", "),
+        spec.data.input_field,
+        described(set.input_type())
     )))
 }
 

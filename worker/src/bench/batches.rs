@@ -19,12 +19,7 @@ pub(super) fn feed(args: &Args, spec: &JobSpec) -> Result<BatchFeed, Failure> {
     let data = &spec.data;
     let sample_blocks = set.sample_blocks().map_err(Error::from)?;
     let orders = SampleOrder::new(data.order, spec.seed, data.shuffle_window, sample_blocks);
-    let preprocessing = Preprocessing::Train {
-        seed: spec.seed,
-        resolution: args.resolution,
-        resize: data.resize,
-        augment: spec.augment.clone(),
-    };
+    let preprocessing = Preprocessing::of_training(spec, args.resolution);
     let batch = u64::from(args.batch);
     // A batch may contain several passes over a small data set.
     let request = move |number: u64| {

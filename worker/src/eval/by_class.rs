@@ -2,6 +2,8 @@
 
 use serde::Serialize;
 
+use crate::predictions::{Prediction, prediction};
+
 /// Number of intervals of the probability in the calibration error.
 const BINS: usize = 15;
 
@@ -43,30 +45,6 @@ pub(super) struct ClassCounter {
     bins: [(u64, f64, u64); BINS],
     /// Probability of class 1 and whether that is the label, with two classes.
     binary: Vec<(f32, bool)>,
-}
-
-/// The prediction for a sample.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Prediction {
-    pub(super) class: usize,
-    pub(super) probability: f32,
-}
-
-/// The probabilities of the classes from the network's outputs (softmax).
-pub(super) fn probabilities(outputs: &[f32]) -> Vec<f32> {
-    let largest = outputs.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-    let powers: Vec<f64> = outputs.iter().map(|output| f64::from(output - largest).exp()).collect();
-    let sum: f64 = powers.iter().sum();
-    powers.iter().map(|power| (power / sum) as f32).collect()
-}
-
-/// The most probable class, the first of equal ones.
-pub(super) fn prediction(probabilities: &[f32]) -> Prediction {
-    let best = |best: Prediction, (class, &probability): (usize, &f32)| {
-        if probability > best.probability { Prediction { class, probability } } else { best }
-    };
-    let first = Prediction { class: 0, probability: f32::NEG_INFINITY };
-    probabilities.iter().enumerate().fold(first, best)
 }
 
 /// Most classes whose confusion is shown as a table.
@@ -224,12 +202,5 @@ mod tests {
         // 0.5 against 0.5 is half a pair, against 0.1 a whole one; 0.3 is above 0.1 only.
         assert_eq!(scores(&[0.5, 0.3], &[0.5, 0.1]), Some(2.5 / 4.0));
         assert_eq!(scores(&[0.5], &[]), None);
-    }
-
-    #[test]
-    fn probabilities_sum_to_one_however_large_the_outputs_are() {
-        let found = probabilities(&[1_000.0, 1_000.0, -1_000.0]);
-        assert_eq!(found, [0.5, 0.5, 0.0]);
-        assert_eq!(prediction(&found), Prediction { class: 0, probability: 0.5 });
     }
 }

@@ -13,7 +13,7 @@ use baton_job::{
     ids::LocalRank,
     message::GeneratedText,
 };
-use baton_recipe::{JobSpec, progress::Accuracy, spec::LossKind, task};
+use baton_recipe::{JobSpec, progress::Accuracy, task};
 use baton_trainer::{
     BatchEvaluation, Error, EvaluatedWeights, Learner, combine_evaluations,
     torch::{self, TorchLearner, weights::Head},
@@ -23,9 +23,10 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 
 use self::{
-    by_class::{ByClass, ClassCounter, probabilities},
+    by_class::{ByClass, ClassCounter},
     predictions::PredictionFile,
 };
+use crate::predictions::{Known, PredictionColumns};
 
 /// Measure the accuracy of exported weights.
 #[derive(Debug, clap::Args)]
@@ -78,9 +79,8 @@ struct EvaluatedFile {
 
 /// What is kept of single samples.
 struct SampleOutputs {
-    /// Number of classes, or of outputs of a regression.
-    outputs: usize,
-    is_classification: bool,
+    /// `None` if nothing is kept.
+    columns: Option<PredictionColumns>,
     file: Option<PredictionFile>,
     classes: Option<ClassCounter>,
 }
@@ -116,6 +116,10 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
     let mut samples = SampleOutputs::new(args, &spec)?;
     let (evaluations, texts) = evaluate(&mut learner, set, &spec, &mut samples)?;
     samples.file.map_or(Ok(()), PredictionFile::finish)?;
+    if evaluations.iter().all(|evaluation| evaluation.sums.count == 0) {
+        let what = "no sample could be evaluated: all are bad; `baton data verify` says why";
+        return Err(bad_input(format!("{}: {what}", args.data)));
+    }
     let accuracy = combine_evaluations(&evaluations.iter().collect::<Vec<_>>(), &texts, &spec);
     let by_class = samples.classes.map(ClassCounter::finish);
     let evaluated = EvaluatedFile { accuracy, texts, by_class };
@@ -133,52 +137,43 @@ pub(crate) fn run(args: &Args) -> Result<(), Failure> {
 
 impl SampleOutputs {
     fn new(args: &Args, spec: &JobSpec) -> Result<Self, Failure> {
-        let is_classification = spec.loss.kind == LossKind::CrossEntropy;
-        let has_outputs =
-            is_classification || matches!(spec.loss.kind, LossKind::Mse | LossKind::Huber);
-        if args.predictions.is_some() && !has_outputs {
-            return Err(bad_input(
-                "--predictions needs a classification or a regression: other networks give losses, not predictions",
-            ));
+        if args.predictions.is_none() && !args.by_class {
+            return Ok(Self { columns: None, file: None, classes: None });
         }
-        if (args.by_class || args.probabilities) && !is_classification {
+        let columns = PredictionColumns::of_recipe(spec, true, args.probabilities);
+        let columns = columns.ok_or_else(|| {
+            bad_input(
+                "--predictions and --by-class need a classification or a regression: other networks give losses, not \
+                 predictions",
+            )
+        })?;
+        if (args.by_class || args.probabilities) && !columns.is_classification() {
             return Err(bad_input("--by-class and --probabilities need a classification"));
         }
-        let outputs = spec.model.num_classes as usize;
-        let create = |path: &PathBuf| {
-            PredictionFile::create(path, outputs, is_classification, args.probabilities)
-        };
+        let create = |path: &PathBuf| PredictionFile::create(path, &columns.header());
         Ok(Self {
-            outputs,
-            is_classification,
             file: args.predictions.as_ref().map(create).transpose()?,
-            classes: args.by_class.then(|| ClassCounter::new(outputs)),
+            classes: args.by_class.then(|| ClassCounter::new(columns.outputs)),
+            columns: Some(columns),
         })
-    }
-
-    /// Whether the outputs are needed.
-    fn is_used(&self) -> bool {
-        self.file.is_some() || self.classes.is_some()
     }
 
     /// Takes the outputs for a batch, and the targets of a regression, both of shape (samples, outputs).
     fn add(&mut self, batch: &Batch, targets: &[f32], outputs: &[f32]) -> Result<(), Failure> {
-        let samples = batch.samples.iter().zip(outputs.chunks(self.outputs));
-        if !self.is_classification {
-            let Some(file) = &mut self.file else { return Ok(()) };
-            let mut samples = samples.zip(targets.chunks(self.outputs));
-            return samples.try_for_each(|((sample, outputs), targets)| {
-                file.add_values(*sample, targets, outputs)
-            });
-        }
-        for ((sample, outputs), label) in samples.zip(&batch.labels) {
-            let probabilities = probabilities(outputs);
+        let Some(columns) = &self.columns else { return Ok(()) };
+        for (index, sample) in batch.samples.iter().enumerate() {
+            let values = index * columns.outputs..(index + 1) * columns.outputs;
+            let outputs = &outputs[values.clone()];
+            let known = match batch.labels.get(index) {
+                Some(label) => Known::Class(*label),
+                None => Known::Values(&targets[values]),
+            };
             if let Some(file) = &mut self.file {
-                file.add_class(*sample, *label, &probabilities)?;
+                file.line(&columns.line(*sample, known, outputs))?;
             }
-            if let Some(classes) = &mut self.classes {
+            if let (Some(classes), Known::Class(label)) = (&mut self.classes, known) {
                 // The task has checked the label.
-                classes.add(*label as usize, &probabilities);
+                classes.add(label as usize, &columns.probabilities(outputs));
             }
         }
         Ok(())
@@ -214,7 +209,7 @@ fn evaluate(
     let (mut evaluations, mut written) = (Vec::new(), Vec::new());
     let weights = EvaluatedWeights::Raw;
     while let Some(batch) = loader.next().transpose().map_err(Error::from)? {
-        if bar.position() < len && samples.is_used() && !batch.is_empty() {
+        if bar.position() < len && samples.columns.is_some() && !batch.is_empty() {
             let (evaluation, outputs) = learner.evaluate_samples(&batch, weights)?;
             samples.add(&batch, &evaluation.targets, &outputs)?;
             evaluations.push(evaluation);

@@ -93,6 +93,7 @@ enum Command {
     #[command(subcommand)]
     Model(model::Command),
     Eval(worker::EvalArgs),
+    Predict(worker::PredictArgs),
     Generate(worker::GenerateArgs),
     Doctor(doctor::Args),
     Cert(cert::Args),
@@ -127,6 +128,7 @@ impl Cli {
             }
             Command::Model(command) => model::run(&command),
             Command::Eval(args) => Err(worker::eval(&args)),
+            Command::Predict(args) => Err(worker::predict(&args)),
             Command::Generate(args) => Err(worker::generate(&args)),
             Command::Doctor(args) => doctor::run(&args).await,
             Command::Cert(args) => cert::run(&args),
@@ -161,11 +163,12 @@ mod tests {
     }
 
     /// Commands without `--json`, with the reason.
-    const WITHOUT_JSON: [(&str, &str); 6] = [
+    const WITHOUT_JSON: [(&str, &str); 7] = [
         ("baton alert", "runs until the job ends and prints no result"),
         ("baton completion", "prints a script for a shell"),
         ("baton eval", "passes --json on to baton-worker"),
         ("baton generate", "passes --json on to baton-worker"),
+        ("baton predict", "passes --json on to baton-worker"),
         ("baton top", "is a dashboard on a terminal"),
         ("baton track", "runs until the job ends and prints no result"),
     ];

@@ -85,7 +85,9 @@ fn check_out(out: &Path) -> Result<(), Failure> {
     let Ok(existing) = File::open(out) else { return Ok(()) };
     let mut begin = Vec::new();
     let read = existing.take(PREFIX_BYTES).read_to_end(&mut begin);
-    let is_profile = String::from_utf8_lossy(&begin).contains("\"traceEvents\"");
+    let begin = String::from_utf8_lossy(&begin);
+    // Other profilers write the same format, without the first.
+    let is_profile = ["\"baton\":", "\"traceEvents\":"].iter().all(|key| begin.contains(key));
     match read {
         Ok(_) if is_profile => Ok(()),
         _ => Err(bad_input(format!(

@@ -1,4 +1,4 @@
-//! `baton eval` and `baton generate`: commands of `baton-worker`, which has libtorch.
+//! `baton eval`, `baton predict` and `baton generate`: commands of `baton-worker`, which has libtorch.
 
 use std::{os::unix::process::CommandExt, process::Command};
 
@@ -19,6 +19,17 @@ pub(crate) struct EvalArgs {
     arguments: Arguments,
 }
 
+/// Predict classes or values of new data
+#[derive(Debug, clap::Args)]
+#[command(
+    disable_help_flag = true,
+    after_help = "Examples:\n  baton predict --help\n  baton predict --recipe r.toml --weights resnet50.safetensors --data new.beton --out predictions.csv"
+)]
+pub(crate) struct PredictArgs {
+    #[command(flatten)]
+    arguments: Arguments,
+}
+
 /// Let a language model write
 #[derive(Debug, clap::Args)]
 #[command(
@@ -32,6 +43,10 @@ pub(crate) struct GenerateArgs {
 
 pub(crate) fn eval(args: &EvalArgs) -> Failure {
     become_worker("eval", &args.arguments)
+}
+
+pub(crate) fn predict(args: &PredictArgs) -> Failure {
+    become_worker("predict", &args.arguments)
 }
 
 pub(crate) fn generate(args: &GenerateArgs) -> Failure {

@@ -1,12 +1,15 @@
 //! The list of a sweep's trials, in `sweep.json` of its folder: which number has which settings.
 
 use std::{
+    collections::BTreeMap,
     fs,
     io::ErrorKind,
     path::{Path, PathBuf},
 };
 
+use baton_console::output::refuse_special_file;
 use baton_job::exit::Failure;
+use baton_recipe::data_summary::SetSummary;
 use serde::{Deserialize, Serialize};
 
 use super::space::TrialSettings;
@@ -20,6 +23,9 @@ struct SavedSweep {
     version: u32,
     /// `KEY=VALUE` each. The position is the number of the run folder, so trials are added at the end and never removed.
     trials: Vec<TrialSettings>,
+    /// What the sets of samples hold, by their place.
+    #[serde(default)]
+    data: BTreeMap<String, SetSummary>,
 }
 
 /// The trials of a sweep, in `sweep.json` of its folder.
@@ -28,6 +34,8 @@ pub(super) struct SweepFolder {
     path: PathBuf,
     /// All trials, also those of earlier starts.
     pub(super) trials: Vec<TrialSettings>,
+    /// What the sets of samples held when they were first used.
+    pub(super) data: BTreeMap<String, SetSummary>,
 }
 
 impl SweepFolder {
@@ -35,7 +43,8 @@ impl SweepFolder {
     pub(super) fn open(dir: &Path) -> Result<Self, Failure> {
         let path = dir.join("sweep.json");
         let about = |problem: String| bad_input(format!("{}: {problem}", path.display()));
-        let trials = match fs::read(&path) {
+        refuse_special_file(&path)?;
+        let (trials, data) = match fs::read(&path) {
             Ok(bytes) => {
                 let saved: SavedSweep = serde_json::from_slice(&bytes).map_err(|error| {
                     about(format!("is damaged ({error}); give another folder with --dir"))
@@ -43,17 +52,18 @@ impl SweepFolder {
                 if saved.version > VERSION {
                     return Err(about("a newer Baton wrote it: use that one".to_owned()));
                 }
-                saved.trials
+                (saved.trials, saved.data)
             }
-            Err(error) if error.kind() == ErrorKind::NotFound => Vec::new(),
+            Err(error) if error.kind() == ErrorKind::NotFound => Default::default(),
             Err(error) => return Err(about(error.to_string())),
         };
-        Ok(Self { path, trials })
+        Ok(Self { path, trials, data })
     }
 
     /// Writes the list.
     pub(super) fn save(&self) -> Result<(), Failure> {
-        let saved = SavedSweep { version: VERSION, trials: self.trials.clone() };
+        let (trials, data) = (self.trials.clone(), self.data.clone());
+        let saved = SavedSweep { version: VERSION, trials, data };
         let text = serde_json::to_string_pretty(&saved).map_err(failed)?;
         write(&self.path, &text)
     }

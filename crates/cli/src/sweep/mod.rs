@@ -1,7 +1,7 @@
 //! `baton sweep`: trains a recipe with many settings, each an ordinary `baton up` in a run folder of its own.
 //!
 //! [`space`] makes the settings of the flags, [`trial`] their recipes; [`record`] reads from a run folder what a trial has reached,
-//! [`halving`] decides what each one does next, [`after`] what follows when one ends, [`table`] shows the results. Nothing but
+//! [`halving`] decides what each one does next, [`mod@after`] what follows when one ends, [`table`] shows the results. Nothing but
 //! the list of trials in [`folder`] is kept beside the run folders, so a sweep that is killed continues where it was.
 
 mod after;
@@ -20,6 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use baton_access::bounded::{MAX_RECIPE_BYTES, read_text};
 use baton_console::output;
 use baton_data::CpuShare;
 use baton_job::{
@@ -42,7 +43,7 @@ use self::{
 };
 use crate::{
     commands::recipe,
-    connect::RUNS,
+    connect::{Coordinator, CoordinatorFlags, RUNS},
     failure::{bad_input, failed},
     human, json, render,
     supervise::{Child, Exit},
@@ -109,6 +110,8 @@ pub(crate) struct Args {
 
 /// Time between two looks at the evaluations of trials that are to be compared.
 const COMPARE_INTERVAL: Duration = Duration::from_secs(1);
+/// Longest wait for the status of a trial.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time between two lines about the trials that train.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(30);
 
@@ -132,7 +135,7 @@ pub(crate) async fn run(mut args: Args) -> Result<u8, Failure> {
         _ = inputs.recv() => return Ok(exit::DRAINED),
     };
     let trials = trial::trials(&args.recipe, &dir, wanted)?;
-    let sweep = Sweep {
+    let mut sweep = Sweep {
         args,
         dir,
         name: first.name,
@@ -148,6 +151,7 @@ pub(crate) async fn run(mut args: Args) -> Result<u8, Failure> {
         queue,
         start: Instant::now(),
     };
+    sweep.fail_those_without_evaluations();
     let ended = sweep.run(&mut inputs).await;
     drop(lock);
     ended
@@ -184,7 +188,8 @@ impl Args {
         let axes = axes.map_err(bad_input)?;
         match (&self.trials, self.random) {
             (Some(file), _) => {
-                let text = recipe::text(file).map_err(|error| recipe::about(file, error))?;
+                let text = read_text(file, MAX_RECIPE_BYTES);
+                let text = text.map_err(|error| recipe::about(file, error))?;
                 space::listed(&text, &axes).map_err(|problem| recipe::about(file, problem))
             }
             (None, Some(0)) => Err(bad_input("--random 0: give the number of trials, at least 1")),
@@ -265,7 +270,7 @@ impl Sweep {
                     Input::Signal(name) => self.handle_signal(name),
                 },
                 _ = look.tick() => self.stop_compared(),
-                _ = progress.tick() => self.show_progress(),
+                _ = progress.tick() => self.show_progress().await,
             }
         }
         let results = self.write_results(&self.decide());
@@ -313,6 +318,25 @@ impl Sweep {
             },
         });
         self.halving.decide(&reached.collect::<Vec<_>>())
+    }
+
+    /// A job that completed was evaluated at its end. Without that evaluation it would seem the worst.
+    fn fail_those_without_evaluations(&mut self) {
+        for number in 0..self.trials.len() {
+            if let Some(why) = self.lacks_evaluations(number) {
+                self.failed(number, why);
+            }
+        }
+    }
+
+    fn lacks_evaluations(&self, number: usize) -> Option<String> {
+        let (record, folder) = (&self.records[number], self.trials[number].run_dir.display());
+        (record.end == SavedEnd::Completed && record.evaluations.is_empty()).then(|| {
+            format!(
+                "it has completed, and its evaluations are missing: {folder}/metrics.jsonl was removed or damaged; \
+                 remove {folder} to train it again"
+            )
+        })
     }
 
     /// Reads again what a trial has reached.
@@ -419,9 +443,12 @@ impl Sweep {
         let label = self.label(number);
         let (reached, seconds) = (shown(record), running.since.elapsed().as_secs_f64());
         match after(exit, &record.end, running.is_stopping) {
-            AfterTrial::Result => {
-                output::note(format!("{label}: {reached} after {}", human::duration(seconds)));
-            }
+            AfterTrial::Result => match self.lacks_evaluations(number) {
+                Some(why) => self.failed(number, why),
+                None => {
+                    output::note(format!("{label}: {reached} after {}", human::duration(seconds)));
+                }
+            },
             AfterTrial::Diverged => output::note(format!("{label}: diverged: {why}")),
             AfterTrial::Saved => output::note(format!("{label}: saved, {reached}")),
             AfterTrial::NotSaved => output::note(format!("{label}: not saved: {why}")),
@@ -498,7 +525,7 @@ impl Sweep {
         }
     }
 
-    fn show_progress(&self) {
+    async fn show_progress(&self) {
         for running in self.running.iter().flatten() {
             let trial = &self.trials[running.trial];
             let record = TrialRecord::read(&trial.run_dir);
@@ -508,11 +535,13 @@ impl Sweep {
                     true => String::new(),
                     false => format!(", {}", shown(&record)),
                 };
+                let problem = save_problem(&trial.run_dir).await;
                 output::note(format!(
-                    "{}: step {}, epoch {} of {epochs}{evaluated}",
+                    "{}: step {}, epoch {} of {epochs}{evaluated}{}",
                     folder_name(running.trial),
                     human::grouped(step),
-                    (epoch + 1).min(epochs)
+                    (epoch + 1).min(epochs),
+                    problem.map_or(String::new(), |problem| format!("; saving {problem}"))
                 ));
             }
         }
@@ -527,6 +556,15 @@ impl Sweep {
         folder::write(&self.dir.join("results.html"), &page::html(&results))?;
         Ok(results)
     }
+}
+
+/// What its coordinator says about the newest save of a trial, if that failed.
+async fn save_problem(run_dir: &Path) -> Option<String> {
+    let flags =
+        CoordinatorFlags { run_dir: Some(run_dir.to_owned()), ..CoordinatorFlags::default() };
+    let mut coordinator = Coordinator::find(&flags).ok()?;
+    let status = tokio::time::timeout(STATUS_TIMEOUT, coordinator.status()).await.ok()?.ok()?;
+    render::save_problem(&status)
 }
 
 /// The last evaluation of a trial.

@@ -1,12 +1,13 @@
 //! The trials of a sweep: their run folders and recipes.
 
 use std::{
-    collections::HashSet,
+    collections::{BTreeMap, HashSet},
     path::{Path, PathBuf},
 };
 
+use baton_data::{Dataset, Source};
 use baton_job::exit::Failure;
-use baton_recipe::JobSpec;
+use baton_recipe::{JobSpec, data_summary::SetSummary};
 
 use super::{folder::SweepFolder, record, space::TrialSettings, table::folder_name};
 use crate::{commands::recipe, failure::bad_input};
@@ -79,9 +80,38 @@ pub(super) fn trials(
             trials.push(trial);
         }
     }
-    if trials.len() > known {
+    let data = summaries(&trials);
+    for (place, found) in &data {
+        if let Some(difference) = folder.data.get(place).and_then(|then| found.difference(then)) {
+            return Err(bad_input(format!(
+                "{place} has {difference}, so its trials cannot be compared with those that {} has: choose another --dir",
+                dir.display()
+            )));
+        }
+    }
+    if trials.len() > known || data.keys().any(|place| !folder.data.contains_key(place)) {
         folder.trials = trials.iter().map(|trial| trial.settings.clone()).collect();
+        folder.data.extend(data);
         folder.save()?;
     }
     Ok(trials)
+}
+
+/// What the sets of samples of the trials hold, by their place on this machine. Those in a bucket, and those that cannot be
+/// read, are left to the trials themselves.
+fn summaries(trials: &[Trial]) -> BTreeMap<String, SetSummary> {
+    let mut summaries = BTreeMap::new();
+    for Trial { spec, .. } in trials {
+        for place in [&spec.data.train, &spec.data.val] {
+            if place.contains("://") || summaries.contains_key(place) {
+                continue;
+            }
+            let source = Source::of_recipe(spec, place, Source::new("").cache_dir);
+            let summary = Dataset::open(source).and_then(|set| set.summary());
+            if let Ok(summary) = summary {
+                summaries.insert(place.clone(), summary);
+            }
+        }
+    }
+    summaries
 }

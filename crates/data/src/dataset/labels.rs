@@ -23,6 +23,8 @@ pub enum Labels {
     Values(u32),
     /// A label for each token of a text.
     Tokens,
+    /// None are read, for data without labels; the class of every sample is 0.
+    Absent,
 }
 
 impl Labels {
@@ -31,9 +33,11 @@ impl Labels {
     pub fn of_recipe(spec: &JobSpec) -> Self {
         let outputs = spec.model.num_classes;
         match spec.loss.kind {
-            LossKind::CrossEntropy => Self::Classes(outputs),
+            LossKind::CrossEntropy | LossKind::BinaryCrossEntropy => Self::Classes(outputs),
             LossKind::NextToken => Self::Tokens,
-            LossKind::Mse | LossKind::Huber | LossKind::Program => Self::Values(outputs),
+            LossKind::Mse | LossKind::Huber | LossKind::Quantile | LossKind::Program => {
+                Self::Values(outputs)
+            }
         }
     }
 
@@ -41,7 +45,7 @@ impl Labels {
     #[must_use]
     pub fn targets(self) -> usize {
         match self {
-            Self::Ints | Self::Classes(_) | Self::Tokens => 0,
+            Self::Ints | Self::Classes(_) | Self::Tokens | Self::Absent => 0,
             Self::Values(outputs) => outputs as usize,
         }
     }
@@ -53,8 +57,8 @@ pub(crate) enum LabelColumn {
     Classes(IntColumn),
     /// Targets.
     Values(ValueColumn),
-    /// They are read with the tokens.
-    Tokens,
+    /// They are not read here: there are none, or they are read with the tokens.
+    Elsewhere,
 }
 
 /// A field whose values become f32.
@@ -79,18 +83,18 @@ impl LabelColumn {
             Labels::Ints => Ok(Self::Classes(beton.int_column(name)?)),
             Labels::Classes(_) => classes(beton, name),
             Labels::Values(outputs) => targets(beton, name, outputs),
-            Labels::Tokens => Ok(Self::Tokens),
+            Labels::Tokens | Labels::Absent => Ok(Self::Elsewhere),
         }
     }
 
     /// Checks every label, unless bad samples are skipped during training.
     pub(super) fn check(&self, beton: &Beton, source: &Source) -> Result<(), Error> {
         match source.labels {
-            Labels::Ints | Labels::Tokens => Ok(()),
+            Labels::Ints | Labels::Tokens | Labels::Absent => Ok(()),
             Labels::Classes(num_classes) => self.check_classes(beton, num_classes),
             Labels::Values(_) if source.on_bad_sample == OnBadSample::Skip => Ok(()),
             Labels::Values(_) => match self {
-                Self::Classes(_) | Self::Tokens => Ok(()),
+                Self::Classes(_) | Self::Elsewhere => Ok(()),
                 Self::Values(column) => column.check(beton, &source.label_field),
             },
         }
@@ -111,7 +115,7 @@ impl LabelColumn {
     pub(crate) fn class(&self, beton: &Beton, sample: u64) -> Result<i64, Error> {
         match self {
             Self::Classes(column) => beton.int(column, sample),
-            Self::Values(_) | Self::Tokens => Ok(0),
+            Self::Values(_) | Self::Elsewhere => Ok(0),
         }
     }
 
@@ -124,7 +128,7 @@ impl LabelColumn {
         targets: &mut Vec<f32>,
     ) -> Result<(), Error> {
         match self {
-            Self::Classes(_) | Self::Tokens => {
+            Self::Classes(_) | Self::Elsewhere => {
                 targets.clear();
                 Ok(())
             }

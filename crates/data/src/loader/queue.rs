@@ -262,7 +262,7 @@ impl OpenBatch {
             values.clear();
             values.resize(missing * *len as usize, 0.0);
         }
-        let has_classes = matches!(labels, Labels::Ints | Labels::Classes(_));
+        let has_classes = matches!(labels, Labels::Ints | Labels::Classes(_) | Labels::Absent);
         batch.labels.clear();
         batch.labels.resize(if has_classes { missing } else { 0 }, 0);
         batch.targets.clear();
@@ -380,6 +380,7 @@ mod tests {
             resolution: 1,
             resize: Resize::Fast,
             augment: Augment::default(),
+            mean: [0; 3],
         };
         Request { epoch: 0, samples: samples.to_vec(), preprocessing }
     }

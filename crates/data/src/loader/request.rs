@@ -1,10 +1,13 @@
 //! Requests to a loader.
 
-use baton_recipe::spec::{Augment, Resize};
+use baton_recipe::{
+    JobSpec,
+    spec::{Augment, Resize},
+};
 
 use crate::{
     ImageTransform,
-    augment::{Flip, center_crop, random_crop, random_flip},
+    augment::{Flip, center_crop, change_image, change_signal, random_crop, random_flip},
     random::{Draws, RandomPurpose},
 };
 
@@ -19,10 +22,10 @@ pub struct Request {
     pub preprocessing: Preprocessing,
 }
 
-/// How images are turned into samples. Arrays are not changed.
+/// How stored images and arrays are turned into samples.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Preprocessing {
-    /// Random crop and flip, each a function of (seed, epoch, sample).
+    /// Random changes, each a function of (seed, epoch, sample).
     Train {
         /// Seed of the random numbers.
         seed: u64,
@@ -32,6 +35,8 @@ pub enum Preprocessing {
         resize: Resize,
         /// Parameters of the augmentation.
         augment: Augment,
+        /// Colour of an erased part of an image: the mean of the data.
+        mean: [u8; 3],
     },
     /// Centre crop without flip.
     Evaluate {
@@ -45,6 +50,18 @@ pub enum Preprocessing {
 }
 
 impl Preprocessing {
+    /// That of a recipe's training samples, with images of this side in pixels.
+    #[must_use]
+    pub fn of_training(spec: &JobSpec, resolution: u32) -> Self {
+        Self::Train {
+            seed: spec.seed,
+            resolution,
+            resize: spec.data.resize,
+            augment: spec.augment.clone(),
+            mean: spec.data.mean.map(|value| value.round() as u8),
+        }
+    }
+
     /// Side of the samples in pixels.
     #[must_use]
     pub fn resolution(&self) -> u32 {
@@ -57,11 +74,11 @@ impl Preprocessing {
     #[must_use]
     pub fn transform(&self, epoch: u32, sample: u64, width: u32, height: u32) -> ImageTransform {
         match self {
-            Self::Train { seed, augment, resolution, resize } => {
-                let draws = |operation| Draws::new(*seed, epoch, sample, operation);
+            Self::Train { seed, augment, resolution, resize, .. } => {
+                let draws = |epoch, purpose| Draws::new(*seed, epoch, sample, purpose);
                 ImageTransform {
-                    crop: random_crop(augment, width, height, draws(RandomPurpose::Crop)),
-                    flip: random_flip(augment, draws(RandomPurpose::Flip)),
+                    crop: random_crop(augment, width, height, draws(epoch, RandomPurpose::Crop)),
+                    flip: random_flip(augment, epoch, |epoch| draws(epoch, RandomPurpose::Flip)),
                     resolution: *resolution,
                     resize: *resize,
                 }
@@ -72,6 +89,29 @@ impl Preprocessing {
                 resolution: *resolution,
                 resize: *resize,
             },
+        }
+    }
+
+    /// Changes the pixels of a sample after [`transform`](Self::transform): u8, shape (resolution, resolution, 3), RGB.
+    /// `copy` is scratch memory.
+    pub(crate) fn change_image(
+        &self,
+        epoch: u32,
+        sample: u64,
+        pixels: &mut [u8],
+        copy: &mut Vec<u8>,
+    ) {
+        if let Self::Train { seed, augment, resolution, mean, .. } = self {
+            let draws = |purpose| Draws::new(*seed, epoch, sample, purpose);
+            change_image(augment, draws, *mean, (pixels, *resolution as usize), copy);
+        }
+    }
+
+    /// Changes the values of a sample: f32, of this shape.
+    pub(crate) fn change_signal(&self, epoch: u32, sample: u64, shape: &[u64], values: &mut [f32]) {
+        if let Self::Train { seed, augment: Augment { signal: Some(signal), .. }, .. } = self {
+            let draws = |purpose| Draws::new(*seed, epoch, sample, purpose);
+            change_signal(signal, draws, shape, values);
         }
     }
 }

@@ -21,6 +21,8 @@ const MAX_CONSECUTIVE_BAD: u64 = 100;
 pub(super) struct Worker<'a> {
     dataset: &'a Dataset,
     decoder: Decoder,
+    /// Pixels of the last image before an operation.
+    copy: Vec<u8>,
     /// Stored bytes of the last array.
     array: Vec<u8>,
     /// Elements of the last array.
@@ -35,10 +37,11 @@ pub(super) struct Worker<'a> {
 
 impl<'a> Worker<'a> {
     pub(super) fn new(dataset: &'a Dataset) -> Result<Self, Error> {
-        let (array, values, targets) = (Vec::new(), Vec::new(), Vec::new());
+        let (copy, array, values, targets) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         let tokens = (Vec::new(), Vec::new());
         let extras = vec![Vec::new(); dataset.extra_lens().len()];
-        Ok(Self { dataset, decoder: Decoder::new()?, array, values, tokens, extras, targets })
+        let decoder = Decoder::new()?;
+        Ok(Self { dataset, decoder, copy, array, values, tokens, extras, targets })
     }
 
     /// Prepares the claimed sample. If it is bad and bad samples are skipped, training uses the next good sample of the
@@ -93,9 +96,12 @@ impl<'a> Worker<'a> {
                 );
                 let out = &mut claim.pixels;
                 self.decoder.render_stored(&shard.beton, local, &location, &transform, out)?;
+                claim.preprocessing.change_image(claim.epoch, sample, out, &mut self.copy);
             }
             InputLocation::Array(column) => {
                 shard.beton.array_as_f32(column, local, &mut self.array, &mut self.values)?;
+                let shape = &column.array_type().shape;
+                claim.preprocessing.change_signal(claim.epoch, sample, shape, &mut self.values);
             }
             InputLocation::Tokens(column) => {
                 let (tokens, labels) = &mut self.tokens;

@@ -29,6 +29,7 @@ use std::{
 
 use baton_fingerprint::{BootId, Fingerprint};
 use serde::{Deserialize, Serialize};
+use tracing::warn;
 
 use super::{
     Error,
@@ -213,6 +214,12 @@ impl Cache {
                 self.write_record(entry, &CacheRecord { fingerprint, ..record })?;
                 return Ok(Some(self.held(entry, file)));
             }
+            warn!(
+                copy = %entry.data.display(),
+                "the copy of {} has changed since it was fetched, so it is fetched again: ranks of this machine that had it open \
+                 may have read wrong samples, and the disk may be failing",
+                entry.name
+            );
         }
         let _folder = self.lock_folder()?;
         remove(entry)?;

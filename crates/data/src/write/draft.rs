@@ -67,8 +67,13 @@ impl Draft {
     }
 
     /// Renames the file to its target, replacing an older one. It is durable afterwards.
-    pub(super) fn finish(mut self) -> Result<(), Error> {
+    pub(super) fn finish(self) -> Result<(), Error> {
         self.sync()?;
+        self.publish()
+    }
+
+    /// Renames the file, which is [synced](Self::sync), to its target.
+    pub(super) fn publish(mut self) -> Result<(), Error> {
         fs::rename(&self.path, &self.target).map_err(failed("rename", &self.path))?;
         self.finished = true;
         let folder = match self.target.parent() {

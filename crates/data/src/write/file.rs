@@ -201,7 +201,15 @@ impl Writer {
     ///
     /// # Errors
     /// The disk is full, or another I/O error.
-    pub fn finish(mut self) -> Result<FinishedFile, Error> {
+    pub fn finish(self) -> Result<FinishedFile, Error> {
+        let (draft, finished) = self.complete()?;
+        draft.publish()?;
+        Ok(finished)
+    }
+
+    /// Like [`finish`](Self::finish), but the file does not have its name yet: of several files, all get theirs once all are
+    /// complete.
+    pub(super) fn complete(mut self) -> Result<(Draft, FinishedFile), Error> {
         if !self.page.is_empty() {
             self.write_page()?;
         }
@@ -220,8 +228,9 @@ impl Writer {
         self.draft.sync()?;
         self.draft.seek(TABLE_POINTER_AT)?;
         self.draft.write(&table_start.to_le_bytes())?;
-        self.draft.finish()?;
-        Ok(FinishedFile { samples: self.samples, bytes: table_start + self.table.len() as u64 })
+        self.draft.sync()?;
+        let bytes = table_start + self.table.len() as u64;
+        Ok((self.draft, FinishedFile { samples: self.samples, bytes }))
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     BadImage, Error, Field, FieldKind, FinishedFile, Item, Source, Value, Writer,
-    draft::replace,
+    draft::Draft,
     encoding::{Encoding, Origin},
     pipeline::prepare_all,
     progress::{DoneShard, WriteProgress},
@@ -162,6 +162,13 @@ pub fn write_images(
         return Err(Error::Option(reason.to_owned()));
     }
 
+    // Before any other file is replaced.
+    let list = source.classes.as_ref().map(|classes| {
+        let path = with_suffix(target, ".classes.txt");
+        Draft::create(&path).map(|draft| (classes, path, draft))
+    });
+    let list = list.transpose()?;
+
     let mut summary = Summary { tally: ImageCounts::default(), files: Vec::new(), classes: None };
     for (shard, path) in paths.iter().enumerate() {
         let range = images * shard / paths.len()..images * (shard + 1) / paths.len();
@@ -194,9 +201,10 @@ pub fn write_images(
             kept: is_kept,
         });
     }
-    if let Some(classes) = &source.classes {
-        let path = with_suffix(target, ".classes.txt");
-        replace(&path, &classes.iter().map(|name| format!("{name}\n")).collect::<String>())?;
+    if let Some((classes, path, mut draft)) = list {
+        let names: String = classes.iter().map(|name| format!("{name}\n")).collect();
+        draft.write(names.as_bytes())?;
+        draft.finish()?;
         summary.classes = Some(path);
     }
     Ok(summary)

@@ -61,7 +61,12 @@ pub use self::{
 };
 
 /// Checks the files that samples are divided among, and the shares of all but the first.
-fn check_shares(to: &Path, others: &[(PathBuf, f64)]) -> Result<(), Error> {
+fn check_targets(
+    to: &Path,
+    others: &[(PathBuf, f64)],
+    lists: &[PathBuf],
+    source: &Path,
+) -> Result<(), Error> {
     let shares: f64 = others.iter().map(|(_, share)| share).sum();
     let is_share = |share: &f64| *share > 0.0 && *share < 1.0;
     if !others.iter().all(|(_, share)| is_share(share)) || shares >= 1.0 {
@@ -69,11 +74,30 @@ fn check_shares(to: &Path, others: &[(PathBuf, f64)]) -> Result<(), Error> {
             "the shares of the other files must be above 0, and below 1 together".to_owned(),
         ));
     }
-    let paths: Vec<&Path> =
-        std::iter::once(to).chain(others.iter().map(|(path, _)| path.as_path())).collect();
-    let again = (1..paths.len()).find(|number| paths[..*number].contains(&paths[*number]));
+    let paths = std::iter::once(to).chain(others.iter().map(|(path, _)| path.as_path()));
+    let paths: Vec<&Path> = paths.chain(lists.iter().map(PathBuf::as_path)).collect();
+    let places: Vec<PathBuf> = paths.iter().map(|path| place_of(path)).collect();
+    if places.contains(&place_of(source)) {
+        return Err(Error::Option(format!(
+            "{} is read, and would be replaced: give different files",
+            source.display()
+        )));
+    }
+    let again = (1..places.len()).find(|number| places[..*number].contains(&places[*number]));
     match again {
-        Some(again) => Err(Error::Option(format!("{} is given twice", paths[again].display()))),
+        Some(again) => Err(Error::Option(format!(
+            "{} would be written twice: give different files",
+            paths[again].display()
+        ))),
         None => Ok(()),
+    }
+}
+
+/// The path of a file, with its folder as the file system knows it.
+fn place_of(path: &Path) -> PathBuf {
+    let folder = path.parent().filter(|folder| *folder != Path::new("")).unwrap_or(Path::new("."));
+    match (folder.canonicalize(), path.file_name()) {
+        (Ok(folder), Some(name)) => folder.join(name),
+        _ => path.to_owned(),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{BufReader, Read},
+    io::{BufReader, ErrorKind, Read},
     path::Path,
 };
 
@@ -16,8 +16,6 @@ pub(super) struct SignalRecording {
     pub(super) len: usize,
     /// One channel after the other.
     pub(super) values: Vec<f32>,
-    /// Positions per second, if the file says it.
-    pub(super) rate: Option<u32>,
 }
 
 /// Ends of the names of files that can be read.
@@ -31,17 +29,18 @@ impl SignalRecording {
         read.map_err(refused)
     }
 
-    /// Channels and positions in time, from the beginning of the file.
-    pub(super) fn shape_of(path: &Path) -> Result<(usize, usize), Error> {
+    /// Channels, positions in time and, if the file has it, positions per second, from the beginning of the file.
+    pub(super) fn shape_of(path: &Path) -> Result<(usize, usize, Option<u32>), Error> {
         let refused = |reason: String| Error::Source { path: path.to_owned(), reason };
         if is_wav(path) {
-            let reader =
-                hound::WavReader::open(path).map_err(|error| refused(error.to_string()))?;
-            return Ok((reader.spec().channels.into(), reader.duration() as usize));
+            let reader = open_wav(path)?.map_err(refused)?;
+            let spec = reader.spec();
+            let len = reader.duration() as usize;
+            return Ok((spec.channels.into(), len, Some(spec.sample_rate)));
         }
-        let file = File::open(path).map_err(failed("open", path))?;
-        let header = NpyHeader::read(&mut BufReader::new(file)).map_err(failed("read", path))?;
-        header.map(|header| header.shape).map_err(refused)
+        let (_, header) = open_npy(path)?.map_err(refused)?;
+        let (channels, len) = header.shape;
+        Ok((channels, len, None))
     }
 
     /// One channel.
@@ -54,12 +53,44 @@ fn is_wav(path: &Path) -> bool {
     path.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("wav"))
 }
 
+/// Length of the shortest header.
+const MIN_WAV_HEADER_BYTES: u64 = 44;
+
+type WavFile = hound::WavReader<BufReader<File>>;
+
+/// Opens a `.wav` file that is as long as its header says.
+fn open_wav(path: &Path) -> Result<Result<WavFile, String>, Error> {
+    let file = File::open(path).map_err(failed("open", path))?;
+    let bytes = file.metadata().map_err(failed("read", path))?.len();
+    let reader = match hound::WavReader::new(BufReader::new(file)) {
+        Ok(reader) => reader,
+        Err(hound::Error::IoError(error)) if error.kind() == ErrorKind::UnexpectedEof => {
+            return Ok(Err("is cut off in its header".to_owned()));
+        }
+        Err(hound::Error::IoError(error)) => return Err(failed("read", path)(error)),
+        Err(error) => return Ok(Err(wav_problem(&error))),
+    };
+    let samples = u64::from(reader.len()) * u64::from(reader.spec().bits_per_sample.div_ceil(8));
+    Ok(if samples + MIN_WAV_HEADER_BYTES > bytes {
+        Err(shorter_than(reader.len() as usize))
+    } else {
+        Ok(reader)
+    })
+}
+
+fn wav_problem(error: &hound::Error) -> String {
+    format!("is no .wav file that can be read ({error}): write it again, as 16-bit or 32-bit PCM")
+}
+
+fn shorter_than(values: usize) -> String {
+    format!("has fewer than its {values} values: is it cut off?")
+}
+
 /// Samples in -1 to 1.
 fn read_wav(path: &Path) -> Result<Result<SignalRecording, String>, Error> {
-    let mut reader = match hound::WavReader::open(path) {
+    let mut reader = match open_wav(path)? {
         Ok(reader) => reader,
-        Err(hound::Error::IoError(error)) => return Err(failed("open", path)(error)),
-        Err(error) => return Ok(Err(error.to_string())),
+        Err(reason) => return Ok(Err(reason)),
     };
     let (channels, len) = (usize::from(reader.spec().channels), reader.duration() as usize);
     let spec = reader.spec();
@@ -80,17 +111,28 @@ fn read_wav(path: &Path) -> Result<Result<SignalRecording, String>, Error> {
             })
         }
     };
-    let rate = Some(spec.sample_rate);
     Ok(read
-        .map(|()| SignalRecording { channels, len, values, rate })
-        .map_err(|error| error.to_string()))
+        .map(|()| SignalRecording { channels, len, values })
+        .map_err(|error| wav_problem(&error)))
 }
 
-fn read_npy(path: &Path) -> Result<Result<SignalRecording, String>, Error> {
+/// Opens a `.npy` file that is as long as its header says; the reader is behind the header.
+fn open_npy(path: &Path) -> Result<Result<(BufReader<File>, NpyHeader), String>, Error> {
     let file = File::open(path).map_err(failed("open", path))?;
+    let bytes = file.metadata().map_err(failed("read", path))?.len();
     let mut reader = BufReader::new(file);
     let header = match NpyHeader::read(&mut reader).map_err(failed("read", path))? {
         Ok(header) => header,
+        Err(reason) => return Ok(Err(reason)),
+    };
+    let count = header.shape.0 * header.shape.1;
+    let is_whole = (count * header.kind.bytes()) as u64 <= bytes;
+    Ok(if is_whole { Ok((reader, header)) } else { Err(shorter_than(count)) })
+}
+
+fn read_npy(path: &Path) -> Result<Result<SignalRecording, String>, Error> {
+    let (mut reader, header) = match open_npy(path)? {
+        Ok(opened) => opened,
         Err(reason) => return Ok(Err(reason)),
     };
     let (channels, len) = header.shape;
@@ -102,12 +144,12 @@ fn read_npy(path: &Path) -> Result<Result<SignalRecording, String>, Error> {
         let bytes = part.len().min((count - values.len()) * size);
         let part = &mut part[..bytes];
         if let Err(error) = reader.read_exact(part) {
-            let cut_off = || format!("has fewer than its {count} values: is it cut off?");
-            return is_short(error).map(|()| Err(cut_off())).map_err(failed("read", path));
+            let cut_off = is_short(error).map(|()| Err(shorter_than(count)));
+            return cut_off.map_err(failed("read", path));
         }
         header.kind.append(part, &mut values);
     }
-    Ok(Ok(SignalRecording { channels, len, values, rate: None }))
+    Ok(Ok(SignalRecording { channels, len, values }))
 }
 
 /// Bytes of a `.npy` file that are read at once, a multiple of the size of every number.

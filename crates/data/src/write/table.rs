@@ -5,7 +5,8 @@
 
 use std::{
     collections::BTreeMap,
-    fs::File,
+    fs::{self, File},
+    io::{self, Read},
     path::{Path, PathBuf},
 };
 
@@ -13,12 +14,14 @@ use csv::{Reader, ReaderBuilder, StringRecord};
 
 use super::{
     Array, DEFAULT_PAGE_BYTES, Error, Field, FieldKind, FinishedFile, KeySplit, Value, Writer,
-    draft::{failed, replace},
+    draft::{Draft, failed},
 };
 use crate::with_suffix;
 
-/// Most rows that are listed as left out.
+/// Most rows that are listed as left out, and most columns in a message.
 const MAX_LISTED: usize = 10;
+/// Most letters of the name of a column in a message.
+const MAX_LISTED_CHARS: usize = 40;
 
 /// A field and the columns that it is made of.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +70,11 @@ impl std::str::FromStr for TableField {
         let kind = kind.trim().parse::<ColumnKind>()?;
         if columns.len() != 1 && kind != ColumnKind::Floats {
             return Err("only floats takes several columns".to_owned());
+        }
+        if kind == ColumnKind::Class && name.contains('/') {
+            return Err(
+                "the name of a class field is part of a file's name, so it has no /".to_owned()
+            );
         }
         Ok(Self { name: name.to_owned(), kind, columns })
     }
@@ -150,7 +158,9 @@ pub fn write_table(
     options: &TableOptions,
     mut progress: impl FnMut(u64, Option<u64>),
 ) -> Result<WrittenTable, Error> {
-    super::check_shares(&options.to, &options.others)?;
+    let lists: Vec<(String, PathBuf)> = options.class_lists();
+    let list_paths: Vec<PathBuf> = lists.iter().map(|(_, path)| path.clone()).collect();
+    super::check_targets(&options.to, &options.others, &list_paths, &options.from)?;
     let split = KeySplit::new(options.others.iter().map(|(_, share)| *share));
     let mut found = Found::new(options);
     let mut table = OpenTable::open(options)?;
@@ -161,6 +171,9 @@ pub fn write_table(
     found.check(options)?;
 
     let sets = options.paths();
+    // Before any other file is replaced.
+    let drafts =
+        list_paths.iter().map(|path| Draft::create(path)).collect::<Result<Vec<_>, _>>()?;
     let mut writers = Vec::new();
     for (path, rows) in sets.iter().zip(&found.rows) {
         let fields = options.fields.iter().map(TableField::field).collect();
@@ -191,20 +204,37 @@ pub fn write_table(
         first_skipped: found.first_bad,
         ..WrittenTable::default()
     };
+    let mut complete = Vec::new();
     for (path, writer) in sets.iter().zip(writers) {
-        written.files.push((path.clone(), writer.finish()?));
+        let (draft, file) = writer.complete()?;
+        written.files.push((path.clone(), file));
+        complete.push(draft);
     }
-    for (field, names) in options.fields.iter().zip(&names) {
-        if field.kind == ColumnKind::Class {
-            let path = with_suffix(&options.to, &format!(".{}.classes.txt", field.name));
-            replace(&path, &names.iter().map(|name| format!("{name}\n")).collect::<String>())?;
-            written.classes.push((field.name.clone(), path));
-        }
+    let fields = options.fields.iter().zip(&names);
+    let class_fields = fields.filter(|(field, _)| field.kind == ColumnKind::Class);
+    for ((_, names), mut draft) in class_fields.zip(drafts) {
+        let list: String = names.iter().map(|name| format!("{name}\n")).collect();
+        draft.write(list.as_bytes())?;
+        draft.sync()?;
+        complete.push(draft);
     }
+    // They belong together.
+    complete.into_iter().try_for_each(Draft::publish)?;
+    written.classes = lists;
     Ok(written)
 }
 
 impl TableOptions {
+    /// The class fields, and the files with the names of their classes.
+    fn class_lists(&self) -> Vec<(String, PathBuf)> {
+        let classes = self.fields.iter().filter(|field| field.kind == ColumnKind::Class);
+        let list = |field: &TableField| {
+            let path = with_suffix(&self.to, &format!(".{}.classes.txt", field.name));
+            (field.name.clone(), path)
+        };
+        classes.map(list).collect()
+    }
+
     fn paths(&self) -> Vec<PathBuf> {
         let others = self.others.iter().map(|(path, _)| path.clone());
         std::iter::once(self.to.clone()).chain(others).collect()
@@ -318,9 +348,16 @@ impl Found {
     }
 }
 
+/// Follows the table. If it is part of a cell, that cell has a quote which is never closed; the CSV format would let such a
+/// cell reach to the end of the file.
+const END_MARK: &str = "\u{1}end of the table\u{1}";
+
 /// A CSV or TSV file whose first line is read.
 pub(super) struct NamedColumns {
-    pub(super) reader: Reader<File>,
+    path: PathBuf,
+    reader: Reader<Box<dyn Read>>,
+    /// Number of columns of the first line.
+    width: usize,
     /// The positions of the columns that were asked for.
     pub(super) positions: Vec<usize>,
 }
@@ -328,44 +365,82 @@ pub(super) struct NamedColumns {
 impl NamedColumns {
     pub(super) fn open(path: &Path, columns: &[&str]) -> Result<Self, Error> {
         let refused = |reason: String| Error::Source { path: path.to_owned(), reason };
+        // Opening a pipe would wait for a writer.
+        if fs::metadata(path).is_ok_and(|file| !file.is_file()) {
+            return Err(refused("is not a regular file; it is read more than once".to_owned()));
+        }
         let file = File::open(path).map_err(failed("open", path))?;
+        let end = io::Cursor::new(format!("\n{END_MARK}\n"));
+        let file: Box<dyn Read> = Box::new(file.chain(end));
         let is_tsv = path.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("tsv"));
         let delimiter = if is_tsv { b'\t' } else { b',' };
-        let mut reader = ReaderBuilder::new().delimiter(delimiter).from_reader(file);
+        let mut reader = ReaderBuilder::new().delimiter(delimiter).flexible(true).from_reader(file);
         let headers = reader.headers().map_err(|error| unreadable(path, &error))?.clone();
+        if headers.iter().any(|name| name.contains(END_MARK) && name != END_MARK) {
+            return Err(refused(unclosed_quote(1)));
+        }
         // Spreadsheets write a byte order mark.
-        let headers: Vec<&str> =
-            headers.iter().map(|name| name.trim_start_matches('\u{feff}').trim()).collect();
+        let headers: Vec<&str> = headers
+            .iter()
+            .filter(|name| *name != END_MARK)
+            .map(|name| name.trim_start_matches('\u{feff}').trim())
+            .collect();
         let find = |column: &&str| {
             let found: Vec<usize> =
                 (0..headers.len()).filter(|number| headers[*number] == *column).collect();
             match found[..] {
                 [number] => Ok(number),
                 [] => {
-                    let names = headers.join(", ");
-                    Err(refused(format!("has no column {column:?}; its columns: {names}")))
+                    let more = if headers.len() > MAX_LISTED { ", …" } else { "" };
+                    let names = headers.iter().take(MAX_LISTED);
+                    let names: Vec<String> =
+                        names.map(|name| name.chars().take(MAX_LISTED_CHARS).collect()).collect();
+                    let names = names.join(", ");
+                    Err(refused(format!("has no column {column:?}; its columns: {names}{more}")))
                 }
                 _ => Err(refused(format!("has several columns {column:?}"))),
             }
         };
         let positions = columns.iter().map(find).collect::<Result<_, Error>>()?;
-        Ok(Self { reader, positions })
+        Ok(Self { path: path.to_owned(), reader, width: headers.len(), positions })
+    }
+
+    /// Reads the next row; false after the last one.
+    pub(super) fn next(&mut self, record: &mut StringRecord) -> Result<bool, Error> {
+        let read = self.reader.read_record(record);
+        read.map_err(|error| unreadable(&self.path, &error))?;
+        if record.len() == 1 && &record[0] == END_MARK {
+            return Ok(false);
+        }
+        let line = record.position().map_or(0, csv::Position::line);
+        let refused = |reason: String| Error::Source { path: self.path.clone(), reason };
+        if record.iter().any(|cell| cell.contains(END_MARK)) {
+            return Err(refused(unclosed_quote(line)));
+        }
+        if record.len() != self.width {
+            let quote = match record.iter().any(|cell| cell.contains('\n')) {
+                true => "; a cell of it has several lines: is each of its quotes closed?",
+                false => "",
+            };
+            return Err(refused(format!(
+                "line {line} has {} columns, and the first line {}{quote}",
+                record.len(),
+                self.width
+            )));
+        }
+        Ok(true)
     }
 }
 
-/// Reads the next row; false after the last one.
-pub(super) fn next_record(
-    reader: &mut Reader<File>,
-    path: &Path,
-    record: &mut StringRecord,
-) -> Result<bool, Error> {
-    reader.read_record(record).map_err(|error| unreadable(path, &error))
+fn unclosed_quote(line: u64) -> String {
+    format!(
+        "line {line} opens a quote that is never closed: close it, or write \"\" for a quote inside of a quoted cell"
+    )
 }
 
 /// A table that is being read.
 struct OpenTable {
-    path: PathBuf,
-    reader: Reader<File>,
+    table: NamedColumns,
     /// The columns of each field.
     columns: Vec<Vec<usize>>,
     /// The column that decides in which file a row is.
@@ -388,20 +463,19 @@ struct Row {
 
 impl OpenTable {
     fn open(options: &TableOptions) -> Result<Self, Error> {
-        let path = options.from.clone();
         let names = options.fields.iter().flat_map(|field| &field.columns).chain(&options.by);
         let names: Vec<&str> = names.map(String::as_str).collect();
-        let NamedColumns { reader, positions } = NamedColumns::open(&path, &names)?;
-        let mut positions = positions.into_iter();
+        let table = NamedColumns::open(&options.from, &names)?;
+        let mut positions = table.positions.iter().copied();
         let fields = options.fields.iter();
         let columns =
             fields.map(|field| positions.by_ref().take(field.columns.len()).collect()).collect();
         let by = positions.next();
-        Ok(Self { path, reader, columns, by, record: StringRecord::new(), row: 0 })
+        Ok(Self { table, columns, by, record: StringRecord::new(), row: 0 })
     }
 
     fn next(&mut self) -> Result<Option<Row>, Error> {
-        if !next_record(&mut self.reader, &self.path, &mut self.record)? {
+        if !self.table.next(&mut self.record)? {
             return Ok(None);
         }
         self.row += 1;
@@ -421,10 +495,6 @@ impl OpenTable {
 
 fn unreadable(path: &Path, error: &csv::Error) -> Error {
     let reason = match error.kind() {
-        csv::ErrorKind::UnequalLengths { pos, expected_len, len } => {
-            let line = pos.as_ref().map_or(0, csv::Position::line);
-            format!("line {line} has {len} columns, and the first line {expected_len}")
-        }
         csv::ErrorKind::Utf8 { pos, .. } => {
             let line = pos.as_ref().map_or(0, csv::Position::line);
             format!("line {line} is not UTF-8")
@@ -489,6 +559,9 @@ impl TableField {
             ColumnKind::Float => OwnedValue::Float(self.number(cells, 0)?),
             ColumnKind::Class => {
                 let text = self.text(cells)?;
+                if text.contains(['\n', '\r']) {
+                    return Err(format!("column {:?}: a class has a line break", self.columns[0]));
+                }
                 let known = classes.map_or(Ok(0), |classes| {
                     classes.binary_search_by(|class| class.as_str().cmp(text))
                 });

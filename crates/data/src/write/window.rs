@@ -15,9 +15,9 @@ use std::{
 
 use super::{
     Array, DEFAULT_PAGE_BYTES, Error, Field, FieldKind, FinishedFile, KeySplit, Value, Writer,
-    draft::{failed, replace},
+    draft::{Draft, failed},
     recording::{RECORDING_EXTENSIONS, SignalRecording},
-    table::{NamedColumns, next_record},
+    table::NamedColumns,
 };
 use crate::{
     random::{Draws, RandomPurpose},
@@ -33,6 +33,8 @@ pub struct WindowOptions {
     pub length: usize,
     /// Positions from the start of a window to that of the next.
     pub stride: usize,
+    /// Positions of the recordings per second; required if labels have a time. `None`: all `.wav` files have the same.
+    pub rate: Option<f64>,
     /// Where the labels are.
     pub labels: LabelTable,
     /// The file for training.
@@ -63,8 +65,6 @@ pub struct LabelTable {
 pub struct LabelTimes {
     /// Column with seconds since the beginning of the recording.
     pub column: String,
-    /// Positions of the recordings per second.
-    pub rate: f64,
     /// Farthest label from the middle of a window that it may have, seconds.
     pub within: f64,
 }
@@ -129,9 +129,20 @@ pub fn write_windows(
     }
     let split = KeySplit::new(options.others.iter().map(|(_, share)| *share));
     let (mut planned, mut channels) = (vec![0; options.others.len() + 1], None);
+    let mut rate = options.rate;
     for (path, name) in paths.iter().zip(&names) {
         if let Some(labels) = labels.get(name) {
-            let (count, len) = SignalRecording::shape_of(path)?;
+            let (count, len, found) = SignalRecording::shape_of(path)?;
+            if let Some(found) = found.map(f64::from)
+                && *rate.get_or_insert(found) != found
+            {
+                let expected = rate.unwrap_or_default();
+                let whose = if options.rate.is_some() { "--rate says" } else { "others have" };
+                let reason = format!(
+                    "has {found} positions per second, and {whose} {expected}: all must have the same"
+                );
+                return Err(Error::Source { path: path.clone(), reason });
+            }
             planned[split.set(&labels.key)] += options.windows(len);
             if *channels.get_or_insert(count) != count {
                 let first = channels.unwrap_or_default();
@@ -145,32 +156,42 @@ pub fn write_windows(
     let Some(channels) = channels else {
         return Err(options.labels.refused("has no label of any recording".to_owned()));
     };
+    let mut written =
+        WrittenWindows { recordings: options.list_path(), ..WrittenWindows::default() };
+    // Before any other file is replaced.
+    let mut list = Draft::create(&written.recordings)?;
     let mut sets = Vec::new();
     let targets = std::iter::once(&options.to).chain(options.others.iter().map(|(path, _)| path));
     for (number, (target, planned)) in targets.zip(&planned).enumerate() {
         sets.push(WindowSet::create(options, number, target, *planned, channels)?);
     }
 
-    let mut written = WrittenWindows::default();
     for (number, (path, name)) in paths.iter().zip(&names).enumerate() {
         match labels.get(name) {
             None => written.unused_recordings += 1,
             Some(labels) => {
                 let recording = SignalRecording::read(path)?;
                 let set = &mut sets[split.set(&labels.key)];
-                set.add(options, (number, path), &recording, labels, &mut written)?;
+                set.add(options, number, &recording, labels, &mut written)?;
             }
         }
         progress(number as u64 + 1, paths.len() as u64);
     }
     // Before any file is replaced.
     sets.iter().try_for_each(|set| set.check(options))?;
+    let mut complete = Vec::new();
     for set in sets {
-        written.files.push(set.finish(options)?);
+        let target = set.target.clone();
+        let (draft, file) = set.complete(options)?;
+        written.files.push((target, file));
+        complete.push(draft);
     }
-    written.recordings = with_suffix(&options.to, ".recordings.txt");
-    let list: String = names.iter().map(|name| format!("{name}\n")).collect();
-    replace(&written.recordings, &list)?;
+    let names: String = names.iter().map(|name| format!("{name}\n")).collect();
+    list.write(names.as_bytes())?;
+    list.sync()?;
+    complete.push(list);
+    // They belong together.
+    complete.into_iter().try_for_each(Draft::publish)?;
     Ok(written)
 }
 
@@ -179,14 +200,22 @@ impl WindowOptions {
         if self.length == 0 || self.stride == 0 {
             return Err(Error::Option("length and stride of windows are at least 1".to_owned()));
         }
-        if let Some(LabelTimes { rate, within, .. }) = &self.labels.time
-            && !(rate.is_finite() && *rate > 0.0 && *within >= 0.0)
-        {
+        let is_rate = |rate: f64| rate.is_finite() && rate > 0.0;
+        let has_near_labels = self.labels.time.as_ref().is_none_or(|time| time.within >= 0.0);
+        if !self.rate.is_none_or(is_rate) || !has_near_labels {
             return Err(Error::Option(
                 "the rate must be above 0, and the distance of labels at least 0".to_owned(),
             ));
         }
-        super::check_shares(&self.to, &self.others)
+        if self.labels.time.is_some() && self.rate.is_none() {
+            return Err(Error::Option("labels with a time need the rate".to_owned()));
+        }
+        super::check_targets(&self.to, &self.others, &[self.list_path()], &self.labels.path)
+    }
+
+    /// The file with the names of the recordings.
+    fn list_path(&self) -> PathBuf {
+        with_suffix(&self.to, ".recordings.txt")
     }
 
     /// The recordings of the folder, sorted by name.
@@ -198,6 +227,18 @@ impl WindowOptions {
             let path = entry.map_err(failed("read", &self.from))?.path();
             let extension = path.extension().map(|kind| kind.to_string_lossy().to_lowercase());
             if extension.is_some_and(|kind| RECORDING_EXTENSIONS.contains(&kind.as_str())) {
+                if path.to_string_lossy().contains(['\n', '\r']) {
+                    return Err(refused(format!(
+                        "has a file whose name has a line break, {:?}: rename it",
+                        name_of(&path)
+                    )));
+                }
+                if !path.is_file() {
+                    return Err(refused(format!(
+                        "has {}, which is not a regular file: remove it",
+                        name_of(&path)
+                    )));
+                }
                 paths.push(path);
             }
         }
@@ -237,10 +278,11 @@ impl LabelTable {
         let mut columns: Vec<&str> = vec![&self.recording, &self.label];
         columns.extend(self.time.iter().map(|time| time.column.as_str()));
         columns.extend(self.by.as_deref());
-        let NamedColumns { mut reader, positions } = NamedColumns::open(&self.path, &columns)?;
+        let mut table = NamedColumns::open(&self.path, &columns)?;
+        let positions = table.positions.clone();
         let mut labels: BTreeMap<String, RecordingLabels> = BTreeMap::new();
         let mut record = csv::StringRecord::new();
-        while next_record(&mut reader, &self.path, &mut record)? {
+        while table.next(&mut record)? {
             let line = record.position().map_or(0, csv::Position::line) as usize;
             let refused = |reason: String| Error::Line { path: self.path.clone(), line, reason };
             let cell = |number: usize| record.get(positions[number]).unwrap_or_default().trim();
@@ -264,10 +306,10 @@ impl LabelTable {
                 key.clone_into(&mut found.key);
             } else if found.key != key {
                 return Err(refused(format!(
-                    "recording {:?} has both {:?} and {key:?} in {:?}",
+                    "recording {:?} has both {:?} and {key:?} in column {:?}",
                     cell(0),
                     found.key,
-                    self.by
+                    self.by.as_deref().unwrap_or_default()
                 )));
             } else if self.time.is_none() {
                 return Err(refused(format!(
@@ -277,18 +319,24 @@ impl LabelTable {
             }
             found.points.push(point);
         }
-        for labels in labels.values_mut() {
+        for (name, labels) in &mut labels {
             labels.points.sort_by(|one, other| one.0.total_cmp(&other.0));
+            let differ = |pair: &&[(f64, f64)]| pair[0].0 == pair[1].0 && pair[0].1 != pair[1].1;
+            if let Some(pair) = labels.points.windows(2).find(differ) {
+                return Err(self.refused(format!(
+                    "recording {name:?} has two labels at {} s, {} and {}: keep one",
+                    pair[0].0, pair[0].1, pair[1].1
+                )));
+            }
         }
         Ok(labels)
     }
 }
 
 impl RecordingLabels {
-    /// The label of a window; the earlier of two that are equally near.
-    fn at(&self, middle: f64, times: Option<&LabelTimes>) -> Option<f64> {
+    /// The label at a time; the earlier of two that are equally near.
+    fn at(&self, seconds: f64, times: Option<&LabelTimes>) -> Option<f64> {
         let Some(times) = times else { return Some(self.points.first()?.1) };
-        let seconds = middle / times.rate;
         let next = self.points.partition_point(|(time, _)| *time < seconds);
         let around = [next.checked_sub(1), Some(next)].into_iter().flatten();
         let near = around.filter_map(|number| self.points.get(number));
@@ -355,18 +403,13 @@ impl WindowSet {
     fn add(
         &mut self,
         options: &WindowOptions,
-        (number, path): (usize, &Path),
+        number: usize,
         recording: &SignalRecording,
         labels: &RecordingLabels,
         written: &mut WrittenWindows,
     ) -> Result<(), Error> {
         let times = options.labels.time.as_ref();
-        if let (Some(times), Some(rate)) = (times, recording.rate)
-            && times.rate != f64::from(rate)
-        {
-            let reason = format!("has {rate} positions per second, in place of {}", times.rate);
-            return Err(Error::Source { path: path.to_owned(), reason });
-        }
+        let rate = options.rate.unwrap_or(1.0);
         let windows = options.windows(recording.len);
         written.unused_recordings += u64::from(windows == 0);
         let gaps = Gaps::of(recording);
@@ -377,7 +420,7 @@ impl WindowSet {
                 continue;
             }
             let middle = start as f64 + options.length as f64 / 2.0;
-            let Some(label) = labels.at(middle, times) else {
+            let Some(label) = labels.at(middle / rate, times) else {
                 written.without_label += 1;
                 continue;
             };
@@ -427,7 +470,7 @@ impl WindowSet {
         Ok(())
     }
 
-    fn finish(mut self, options: &WindowOptions) -> Result<(PathBuf, FinishedFile), Error> {
+    fn complete(mut self, options: &WindowOptions) -> Result<(Draft, FinishedFile), Error> {
         let record_bytes = self.record.len();
         let seed = options.shuffle.unwrap_or_default();
         for (number, bucket) in self.buckets.into_iter().enumerate() {
@@ -446,7 +489,7 @@ impl WindowSet {
                 push(&mut self.writer, &bytes[window * record_bytes..][..record_bytes])?;
             }
         }
-        Ok((self.target, self.writer.finish()?))
+        self.writer.complete()
     }
 }
 
@@ -492,22 +535,22 @@ mod tests {
     fn a_window_has_the_nearest_label_that_is_near_enough() {
         let points = vec![(0.0, 1.0), (10.0, 2.0), (20.0, 3.0)];
         let labels = RecordingLabels { points, key: String::new() };
-        let times = |within| LabelTimes { column: String::new(), rate: 2.0, within };
-        let at = |middle, within| labels.at(middle, Some(&times(within)));
+        let times = |within| LabelTimes { column: String::new(), within };
+        let at = |seconds, within| labels.at(seconds, Some(&times(within)));
         assert_eq!(at(0.0, 0.0), Some(1.0));
-        assert_eq!(at(9.9, 5.0), Some(1.0));
-        assert_eq!(at(10.0, 5.0), Some(1.0), "the earlier of two");
-        assert_eq!(at(10.1, 5.0), Some(2.0));
-        assert_eq!(at(10.1, 4.9), None);
-        assert_eq!(at(60.0, 10.0), Some(3.0));
-        assert_eq!(at(60.1, 10.0), None);
+        assert_eq!(at(4.9, 5.0), Some(1.0));
+        assert_eq!(at(5.0, 5.0), Some(1.0), "the earlier of two");
+        assert_eq!(at(5.1, 5.0), Some(2.0));
+        assert_eq!(at(5.1, 4.8), None);
+        assert_eq!(at(30.0, 10.0), Some(3.0));
+        assert_eq!(at(30.1, 10.0), None);
         assert_eq!(labels.at(1e9, None), Some(1.0));
     }
 
     #[test]
     fn gaps_meet_only_windows_that_have_them() {
         let values = vec![0.0, f32::NAN, 0.0, 0.0, 0.0, 0.0, f32::INFINITY, 0.0];
-        let gaps = Gaps::of(&SignalRecording { channels: 2, len: 4, values, rate: None });
+        let gaps = Gaps::of(&SignalRecording { channels: 2, len: 4, values });
         assert_eq!(gaps.0, [1, 2]);
         assert!(gaps.meets(0, 2) && gaps.meets(2, 2) && !gaps.meets(3, 1) && !gaps.meets(0, 1));
     }

@@ -15,7 +15,7 @@ use baton_data::{
     augment::{Flip, center_crop, random_crop, random_flip},
     random::{Draws, RandomPurpose},
 };
-use baton_recipe::spec::{Augment, OnBadSample, Resize};
+use baton_recipe::spec::{Augment, OnBadSample, RandAugment, Resize};
 
 use crate::{
     digits, fixtures,
@@ -29,12 +29,11 @@ fn train_set() -> Arc<Dataset> {
 }
 
 fn train_view(resolution: u32) -> Preprocessing {
-    Preprocessing::Train {
-        seed: SEED,
-        resolution,
-        resize: Resize::Fast,
-        augment: Augment::default(),
-    }
+    augmented(resolution, Augment::default())
+}
+
+fn augmented(resolution: u32, augment: Augment) -> Preprocessing {
+    Preprocessing::Train { seed: SEED, resolution, resize: Resize::Fast, augment, mean: [0; 3] }
 }
 
 fn request(epoch: u32, samples: impl IntoIterator<Item = u64>) -> Request {
@@ -89,10 +88,15 @@ fn a_sample_equals_the_result_of_its_preprocessing() {
     let augment = Augment::default();
     let draws = |operation| Draws::new(SEED, epoch, sample, operation);
     let crop = random_crop(&augment, 32, 32, draws(RandomPurpose::Crop));
-    let flip = random_flip(&augment, draws(RandomPurpose::Flip));
+    let flip = random_flip(&augment, epoch, |_| draws(RandomPurpose::Flip));
     for resize in [Resize::Fast, Resize::Area] {
-        let train =
-            Preprocessing::Train { seed: SEED, resolution, resize, augment: augment.clone() };
+        let train = Preprocessing::Train {
+            seed: SEED,
+            resolution,
+            resize,
+            augment: augment.clone(),
+            mean: [0; 3],
+        };
         let evaluate = Preprocessing::Evaluate { resolution, resize, crop_ratio: 0.5 };
         let cases = [(train, crop, flip), (evaluate, center_crop(0.5, 32, 32), Flip::Keep)];
         for (preprocessing, crop, flip) in cases {
@@ -106,6 +110,36 @@ fn a_sample_equals_the_result_of_its_preprocessing() {
             assert_eq!(batch.labels, [set.label(sample).unwrap()]);
         }
     }
+}
+
+#[test]
+fn changed_pixels_do_not_depend_on_threads() {
+    let changes = Augment {
+        shift: 3,
+        rand_augment: Some(RandAugment::default()),
+        brightness: 0.4,
+        erase: 0.5,
+        ..Augment::default()
+    };
+    let load = |augment: &Augment, threads| {
+        let requests = [0..64, 64..128].map(|samples| Request {
+            epoch: 1,
+            samples: samples.collect(),
+            preprocessing: augmented(24, augment.clone()),
+        });
+        all(Loader::start(train_set(), &Options::new(threads, 2), requests.into_iter()))
+    };
+    let changed = load(&changes, 1);
+    assert!(changed == load(&changes, 5));
+    let plain = load(&Augment::default(), 1);
+    let each = 24 * 24 * 3;
+    let images = |batches: &[Batch]| -> Vec<Vec<u8>> {
+        let pixels = batches.iter().flat_map(|batch| batch.images().unwrap().0.chunks(each));
+        pixels.map(<[u8]>::to_vec).collect()
+    };
+    let (changed, plain) = (images(&changed), images(&plain));
+    let differing = changed.iter().zip(&plain).filter(|(changed, plain)| changed != plain);
+    assert!(differing.count() > 120);
 }
 
 #[test]

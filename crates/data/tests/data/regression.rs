@@ -10,7 +10,7 @@ use baton_data::{
     verify::Verifier,
     write::{Array, Field, FieldKind, Value, Writer},
 };
-use baton_recipe::spec::{Augment, OnBadSample, Resize};
+use baton_recipe::spec::{Augment, AugmentSignal, OnBadSample, Resize};
 use tempfile::TempDir;
 
 use super::kit;
@@ -96,6 +96,7 @@ fn train_view() -> Preprocessing {
         resolution: 1,
         resize: Resize::Fast,
         augment: Augment::default(),
+        mean: [0; 3],
     }
 }
 
@@ -301,4 +302,44 @@ fn synthetic_signals_are_read_back_bit_identical_through_a_recipe() {
     }
     let beton = Beton::open(&path).unwrap();
     assert!(Verifier::new(&beton).unwrap().check_all(1, |_| {}).is_empty());
+}
+
+#[test]
+fn signals_change_in_training_and_not_in_an_evaluation() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("signals-train.beton");
+    Signals { window: 30, ..Signals::default() }.write(Split::Train, 20, &path, || {}).unwrap();
+    let location = path.to_str().unwrap();
+    let source = Source {
+        input_field: INPUT_FIELD.to_owned(),
+        label_field: TARGET_FIELD.to_owned(),
+        labels: Labels::Values(1),
+        ..Source::new(location)
+    };
+    let set = Arc::new(Dataset::open(source).unwrap());
+    let values = |epoch, preprocessing| {
+        let Inputs::Arrays { values, .. } = batch(&set, epoch, preprocessing).unwrap().inputs
+        else {
+            panic!("no arrays")
+        };
+        values
+    };
+    let evaluation =
+        Preprocessing::Evaluate { resolution: 1, resize: Resize::Fast, crop_ratio: 1.0 };
+    let stored = values(0, evaluation);
+    assert_eq!(values(0, train_view()), stored);
+
+    let signal = AugmentSignal { noise: 0.1, ..AugmentSignal::default() };
+    let augment = Augment { signal: Some(signal), ..Augment::default() };
+    let noisy = Preprocessing::Train {
+        seed: 0,
+        resolution: 1,
+        resize: Resize::Fast,
+        augment,
+        mean: [0; 3],
+    };
+    let first = values(0, noisy.clone());
+    assert!(first.iter().zip(&stored).all(|(noisy, stored)| noisy != stored));
+    assert_eq!(values(0, noisy.clone()), first);
+    assert_ne!(values(1, noisy), first);
 }

@@ -160,6 +160,19 @@ fn a_bad_value_is_named_by_line_and_column_and_nothing_is_written() {
         refused("a,b\n1,2\n3\n", "a=int"),
         "t.csv: line 3 has 1 columns, and the first line 2"
     );
+    // To the end of the file, all is one cell.
+    for (table, line) in [
+        ("a,b\n1,x\n2,\"y\n3,z\n4,w\n", 3),
+        ("a,b\n1,x\n2,\"y", 3),
+        ("a,\"b\n1,x\n", 1),
+        ("a,b\n1,\"x\"\"\n2,y\n", 2),
+    ] {
+        let error = refused(table, "a=int");
+        let expected = format!("t.csv: line {line} opens a quote that is never closed");
+        assert!(error.starts_with(&expected), "{table:?}: {error}");
+    }
+    let error = refused("a,b\n\"1,x\n2,y\n3,\"z\n", "a=int");
+    assert!(error.contains("is each of its quotes closed?"), "{error}");
     assert_eq!(refused("a,b\n1,2\n", "c=int"), "t.csv: has no column \"c\"; its columns: a, b");
     assert_eq!(refused("a,a\n1,2\n", "a=int"), "t.csv: has several columns \"a\"");
     assert_eq!(
@@ -167,6 +180,13 @@ fn a_bad_value_is_named_by_line_and_column_and_nothing_is_written() {
         "t.csv, line 2: column \"a\": \"1e39\" is not a finite number"
     );
     assert_eq!(refused("a\n", "a=int"), "t.csv: has no rows below its first line");
+    assert_eq!(
+        refused("a\n\"x\ny\"\n", "a=class"),
+        "t.csv, line 2: column \"a\": a class has a line break"
+    );
+    let wide = (0..100_000).map(|number| format!("c{number}")).collect::<Vec<_>>().join(",");
+    let error = refused(&(wide + "\n"), "a=int");
+    assert!(error.len() < 200 && error.ends_with("c9, …"), "{} bytes", error.len());
 }
 
 #[test]
@@ -202,7 +222,48 @@ fn a_file_without_rows_and_a_class_that_training_would_not_see_are_refused() {
     options.others[0].1 = 1.5;
     assert!(write(&options).unwrap_err().to_string().contains("above 0, and below 1"));
     options.others = vec![(options.to.clone(), 0.5)];
-    assert!(write(&options).unwrap_err().to_string().contains("is given twice"));
+    assert!(write(&options).unwrap_err().to_string().contains("would be written twice"));
+    let again = folder.path("../").join(folder.path("").file_name().unwrap()).join("train.beton");
+    options.others = vec![(again, 0.5)];
+    assert!(write(&options).unwrap_err().to_string().contains("would be written twice"));
+    let source = options.from.clone();
+    options.from = folder.path("train.beton.a.classes.txt");
+    fs::copy(&source, &options.from).unwrap();
+    options.others = Vec::new();
+    assert!(write(&options).unwrap_err().to_string().contains("is read, and would be replaced"));
+    options.from = source;
+    options.others = vec![(folder.path("train.beton.a.classes.txt"), 0.5)];
+    assert!(write(&options).unwrap_err().to_string().contains("would be written twice"));
+}
+
+#[test]
+fn quotes_and_line_breaks_in_cells_are_kept_to_the_last_row() {
+    let (folder, mut options) = Folder::new("t.csv", "a,b\n1,\"x \"\"y\"\"\"\n2,\"z\nw\"");
+    options.fields = fields(&["a=int", "b=text"]);
+    write(&options).unwrap();
+    assert_eq!(ints(&folder.path("train.beton"), "a"), [1, 2]);
+}
+
+#[test]
+fn a_list_of_classes_that_cannot_be_written_leaves_the_older_file() {
+    let (folder, mut options) = Folder::new("t.csv", "a\nx\ny\n");
+    options.fields = fields(&["a=class"]);
+    write(&options).unwrap();
+    let before = fs::read(&options.to).unwrap();
+    fs::remove_file(folder.path("train.beton.a.classes.txt")).unwrap();
+    fs::create_dir(folder.path("train.beton.a.classes.txt")).unwrap();
+    fs::write(&options.from, "a\nx\n").unwrap();
+    assert!(write(&options).unwrap_err().to_string().contains("is not a regular file"));
+    assert_eq!(fs::read(&options.to).unwrap(), before);
+}
+
+#[test]
+fn a_table_that_can_be_read_only_once_is_refused() {
+    let (folder, mut options) = Folder::new("t.csv", "a\n1\n");
+    options.fields = fields(&["a=int"]);
+    options.from = folder.path("");
+    let error = write(&options).unwrap_err().to_string();
+    assert!(error.contains("is not a regular file; it is read more than once"), "{error}");
 }
 
 #[test]
@@ -212,6 +273,7 @@ fn a_field_that_is_no_kind_is_refused_with_all_kinds() {
     assert!(refused("label=double").contains("\"double\" is no kind: take int, float, class"));
     assert!(refused("label=letters(AAB,3)").contains("'A' is there twice"));
     assert!(refused("label=letters(AB,0)").contains("LENGTH is a whole number"));
+    assert!(refused("a/b=class").contains("has no /"));
     assert!(refused("label=letters(,3)").contains("1 to 255 letters"));
     assert!(refused("label=vowels(AB,3)").contains("is no kind"));
     assert_eq!(refused("label=int:a,b"), "only floats takes several columns");

@@ -49,6 +49,7 @@ impl Study {
             from: self.path("in"),
             length,
             stride,
+            rate: None,
             labels: LabelTable {
                 path: self.path("labels.csv"),
                 recording: "recording".to_owned(),
@@ -110,7 +111,8 @@ fn labels_that_change_belong_to_the_windows_near_them() {
     study.record("x.npy", &[0.0; 40]);
     let mut options = study.options(4, 4);
     options.labels.label = "glucose".to_owned();
-    options.labels.time = Some(LabelTimes { column: "t".to_owned(), rate: 4.0, within: 3.0 });
+    options.labels.time = Some(LabelTimes { column: "t".to_owned(), within: 3.0 });
+    options.rate = Some(4.0);
     let written = write_windows(&options, |_, _| ()).unwrap();
     // The middles are at 0.5, 1.5, … 9.5 s.
     let labels: Vec<f64> =
@@ -146,12 +148,29 @@ fn channels_and_number_formats_are_kept_and_sounds_are_scaled() {
     write_windows(&study.options(2, 2), |_, _| ()).unwrap();
     assert_eq!(cut(&study), [[0.5, 0.0, -1.0, 0.25]]);
 
-    fs::write(study.path("labels.csv"), "recording,label,t\nsound,1,0\n").unwrap();
     fs::remove_file(study.path("train.beton")).unwrap();
-    let mut options = study.options(2, 2);
-    options.labels.time = Some(LabelTimes { column: "t".to_owned(), rate: 44_100.0, within: 9.0 });
-    let error = study.refusal(&options);
-    assert_eq!(error, "in/sound.wav: has 8000 positions per second, in place of 44100");
+    let error = study.refusal(&WindowOptions { rate: Some(44_100.0), ..study.options(2, 2) });
+    assert_eq!(
+        error,
+        "in/sound.wav: has 8000 positions per second, and --rate says 44100: all must have the same"
+    );
+    // Without a rate, all have that of the first.
+    fs::write(study.path("labels.csv"), "recording,label\nsound,1\nslow,2\n").unwrap();
+    let spec = hound::WavSpec { sample_rate: 100, ..spec };
+    let mut wav = hound::WavWriter::create(study.path("in/slow.wav"), spec).unwrap();
+    (0..8).for_each(|sample| wav.write_sample(sample).unwrap());
+    wav.finalize().unwrap();
+    let error = study.refusal(&study.options(2, 2));
+    assert!(
+        error.contains("sound.wav: has 8000 positions per second, and others have 100"),
+        "{error}"
+    );
+
+    let whole = fs::read(study.path("in/slow.wav")).unwrap();
+    fs::write(study.path("in/slow.wav"), &whole[..whole.len() - 8]).unwrap();
+    fs::write(study.path("labels.csv"), "recording,label\nslow,2\n").unwrap();
+    let error = study.refusal(&study.options(2, 2));
+    assert_eq!(error, "in/slow.wav: has fewer than its 8 values: is it cut off?");
 }
 
 #[test]
@@ -223,14 +242,34 @@ fn bad_recordings_and_labels_are_named_and_nothing_is_written() {
         refused(table, &|study| fs::write(study.path("in/a.npy"), "text").unwrap())
             .contains("is no .npy file")
     );
+    // Far more than there is memory.
+    assert!(
+        refused(table, &|study| study.npy("a.npy", "<f4", "(2, 100000000000)", &[0; 8]))
+            .contains("has fewer than its 200000000000 values: is it cut off?")
+    );
+    let pipe = |study: &Study| {
+        let mode = rustix::fs::Mode::from_raw_mode(0o600);
+        rustix::fs::mkfifoat(rustix::fs::CWD, study.path("in/a.npy"), mode).unwrap();
+    };
+    assert!(refused(table, &pipe).contains("has a, which is not a regular file"));
     let both = |study: &Study| {
         study.record("a.npy", &[1.0; 4]);
         study.npy("b.npy", "<f4", "(2, 2)", &[0; 16]);
     };
     let error = refused("recording,label\na,1\nb,1\n", &both);
     assert!(error.contains("b.npy: has 2 channels, and the first recording 1"), "{error}");
+    let study = Study::new("recording,label,t\na,1,0\na,5,3\na,2,0\n");
+    one(&study);
+    let mut options = WindowOptions { rate: Some(1.0), ..study.options(2, 1) };
+    options.labels.time = Some(LabelTimes { column: "t".to_owned(), within: 3.0 });
+    assert_eq!(
+        study.refusal(&options),
+        "labels.csv: recording \"a\" has two labels at 0 s, 1 and 2: keep one"
+    );
     let study = Study::new(table);
     one(&study);
+    fs::create_dir(study.path("train.beton.recordings.txt")).unwrap();
+    assert!(study.refusal(&study.options(2, 1)).contains("is not a regular file"));
     let options = WindowOptions { others: vec![(study.path("v"), 1.0)], ..study.options(2, 1) };
     let error = write_windows(&options, |_, _| ()).unwrap_err();
     assert!(matches!(error, Error::Option(_)), "{error}");

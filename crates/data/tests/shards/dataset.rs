@@ -103,6 +103,7 @@ fn batches(set: &Arc<Dataset>, kind: Order, epoch: u32, start: u64) -> Vec<Batch
         resolution: 8,
         resize: Resize::Fast,
         augment: Augment::default(),
+        mean: [0; 3],
     };
     let requests = (start..len).step_by(7).map(move |first| Request {
         epoch,

@@ -8,7 +8,9 @@ use super::{JobSpec, rules::Rules};
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LossSpec {
-    /// `cross_entropy`: classification; `mse`, `huber`: regression, which is evaluated by the mean absolute error and
+    /// `cross_entropy`: classification; `binary_cross_entropy`: classification too, but the output of each class is compared
+    /// with 1 or 0 by itself, and the mean over the classes is taken (Wightman et al. 2021, arXiv 2110.00476, as in
+    /// `torch.nn.BCEWithLogitsLoss`); `mse`, `huber`, `quantile`: regression, which is evaluated by the mean absolute error and
     /// the correlations of Pearson and Spearman; by default, Spearman's decides which evaluation is best; `program`: a
     /// program takes the target as its input `target` and returns the loss of each sample; `next_token`: cross entropy
     /// of every next token that has a label, required by `causal_lm` and only for it.
@@ -16,6 +18,14 @@ pub struct LossSpec {
     /// Fraction of the target that is spread over all classes, in [0, 1) (Szegedy et al. 2016, §7); classification
     /// only.
     pub label_smoothing: f64,
+    /// With `cross_entropy`: a factor for the loss of the samples of each class, above 0, one for each class; the `weight` of
+    /// `torch.nn.CrossEntropyLoss`, but the sum is divided by the number of samples. Absent means 1 for all.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub class_weights: Vec<f64>,
+    /// With `quantile`, which needs it: the quantile to predict, between 0 and 1: 0.5 is the median (Koenker & Bassett 1978).
+    /// An error costs `quantile` times its size if the prediction is too low, and `1 - quantile` times if it is too high.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quantile: Option<f64>,
     /// Distance from the target at which Huber's loss changes from quadratic to linear, above 0; as in
     /// `torch.nn.HuberLoss`.
     pub huber_delta: f64,
@@ -31,6 +41,8 @@ impl Default for LossSpec {
         Self {
             kind: LossKind::CrossEntropy,
             label_smoothing: 0.0,
+            class_weights: Vec::new(),
+            quantile: None,
             huber_delta: 1.0,
             metrics: Vec::new(),
         }
@@ -44,10 +56,14 @@ pub enum LossKind {
     /// Classification.
     #[default]
     CrossEntropy,
+    /// Classification: every class by itself.
+    BinaryCrossEntropy,
     /// Regression: mean squared error.
     Mse,
     /// Regression: Huber 1964, as in `torch.nn.HuberLoss`.
     Huber,
+    /// Regression: the loss of quantiles, also called pinball loss.
+    Quantile,
     /// The program itself returns the loss.
     Program,
     /// Language models: cross entropy of every next token that has a label; the mean over these tokens.
@@ -58,14 +74,22 @@ impl LossKind {
     /// Whether labels are classes; otherwise they are values.
     #[must_use]
     pub fn takes_classes(self) -> bool {
-        self == Self::CrossEntropy
+        matches!(self, Self::CrossEntropy | Self::BinaryCrossEntropy)
+    }
+
+    /// Whether the network predicts the values of the labels.
+    #[must_use]
+    pub fn predicts_values(self) -> bool {
+        matches!(self, Self::Mse | Self::Huber | Self::Quantile)
     }
 
     fn name(self) -> &'static str {
         match self {
             Self::CrossEntropy => "cross_entropy",
+            Self::BinaryCrossEntropy => "binary_cross_entropy",
             Self::Mse => "mse",
             Self::Huber => "huber",
+            Self::Quantile => "quantile",
             Self::Program => "program",
             Self::NextToken => "next_token",
         }
@@ -85,6 +109,8 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
     );
     rules.below_1("loss.label_smoothing", spec.loss.label_smoothing);
     rules.positive("loss.huber_delta", spec.loss.huber_delta);
+    class_weights(spec, rules);
+    quantile(spec, rules);
     program(spec, rules);
     if !spec.loss.kind.takes_classes() {
         let only_classification =
@@ -103,6 +129,50 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
             target.unwrap_or_default(),
             "is for classification only: remove it, or set loss.kind = \"cross_entropy\"",
         );
+    }
+}
+
+fn class_weights(spec: &JobSpec, rules: &mut Rules) {
+    let (weights, classes) = (&spec.loss.class_weights, spec.model.num_classes);
+    if weights.is_empty() {
+        return;
+    }
+    let listed = format!("{weights:?}");
+    rules.check(
+        spec.loss.kind == LossKind::CrossEntropy,
+        "loss.class_weights",
+        &listed,
+        "is for loss.kind = \"cross_entropy\" only: remove it",
+    );
+    rules.check(
+        weights.len() == classes as usize,
+        "loss.class_weights",
+        &listed,
+        &format!("must have a factor for each of the model.num_classes = {classes} classes"),
+    );
+    let is_factor = |weight: &f64| (*weight as f32).is_normal() && *weight > 0.0;
+    rules.check(
+        weights.iter().all(is_factor),
+        "loss.class_weights",
+        &listed,
+        "must be above 0: from 1.2e-38 to 3.4e38, for 32-bit floats",
+    );
+}
+
+fn quantile(spec: &JobSpec, rules: &mut Rules) {
+    let is_needed = spec.loss.kind == LossKind::Quantile;
+    match spec.loss.quantile {
+        Some(quantile) if is_needed => rules.between_0_and_1("loss.quantile", quantile),
+        Some(quantile) => {
+            let rule = "needs loss.kind = \"quantile\"";
+            rules.check(false, "loss.quantile", quantile, rule);
+        }
+        None => rules.check(
+            !is_needed,
+            "loss.quantile",
+            "absent",
+            "must be between 0 and 1 with loss.kind = \"quantile\", such as 0.9",
+        ),
     }
 }
 

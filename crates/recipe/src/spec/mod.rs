@@ -44,7 +44,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use self::model::ignored;
 pub use self::{
     adapter::{ALL_LINEAR, Adapter, BaseFormat},
-    augment::Augment,
+    augment::{Augment, AugmentSignal, RandAugment},
     checkpoint::Checkpoint,
     cluster::{Cluster, CollectiveKind, DeviceChoice},
     data::{Data, OnBadSample, Order, Resize, TARGET_INPUT},

@@ -154,7 +154,7 @@ const MAX_OUTPUTS: u32 = 1 << 24;
 pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
     let min = match spec.loss.kind {
         _ if spec.model.arch.is_causal_lm() => 0,
-        LossKind::CrossEntropy => 2,
+        kind if kind.takes_classes() => 2,
         LossKind::NextToken => 0,
         _ => 1,
     };
@@ -253,7 +253,7 @@ fn patterns(spec: &JobSpec, rules: &mut Rules) {
     let decays_all = match spec.optimizer {
         OptimizerSpec::Sgd { decay_norm_and_bias, .. }
         | OptimizerSpec::AdamW { decay_norm_and_bias, .. } => decay_norm_and_bias,
-        OptimizerSpec::Lars { .. } => false,
+        OptimizerSpec::Lars { .. } | OptimizerSpec::Lamb { .. } => false,
     };
     rules.check(
         model.no_decay.is_empty() || !decays_all,
@@ -332,8 +332,12 @@ fn causal_lm(spec: &JobSpec, rules: &mut Rules) {
     unsupported(augment.mixup_alpha != 0.0, "augment.mixup_alpha", &augment.mixup_alpha);
     let cutmix = augment.cutmix_probability;
     unsupported(cutmix != 0.0, "augment.cutmix_probability", &cutmix);
-    let lars = matches!(spec.optimizer, OptimizerSpec::Lars { .. });
+    let (lars, lamb) = (
+        matches!(spec.optimizer, OptimizerSpec::Lars { .. }),
+        matches!(spec.optimizer, OptimizerSpec::Lamb { .. }),
+    );
     unsupported(lars, "optimizer.kind", &"lars");
+    unsupported(lamb, "optimizer.kind", &"lamb");
     unsupported(
         !model.freeze.is_empty() && spec.adapter.is_some(),
         "model.freeze",
@@ -352,7 +356,9 @@ fn linear(spec: &JobSpec, rules: &mut Rules) {
     unsupported(model.blur_pool, "model.blur_pool", &true);
     unsupported(!model.no_decay.is_empty(), "model.no_decay", &"patterns");
     unsupported(!model.pretrained.is_empty(), "model.pretrained", &model.pretrained);
-    unsupported(!spec.loss.kind.takes_classes(), "loss.kind", &"other than cross_entropy");
+    let cross_entropy = spec.loss.kind == LossKind::CrossEntropy;
+    unsupported(!cross_entropy, "loss.kind", &"other than cross_entropy");
+    unsupported(!spec.loss.class_weights.is_empty(), "loss.class_weights", &"a list");
     unsupported(spec.precision.compute != Compute::Fp32, "precision.compute", &"other than fp32");
     unsupported(spec.precision.fused, "precision.fused", &true);
     unsupported(spec.ema.is_some(), "ema", &"a section");

@@ -54,6 +54,19 @@ pub enum OptimizerSpec {
         #[serde(default = "eps")]
         eps: f64,
     },
+    /// Adam with a separate rate for every layer (You et al. 2020, arXiv 1904.00962), for very large batches: the norm of
+    /// its weights divided by that of its step. BatchNorm parameters and biases do not decay and have no separate rate.
+    Lamb {
+        /// Factors of the running gradient and of its running square, in [0, 1).
+        #[serde(default = "betas")]
+        betas: [f64; 2],
+        /// Added to the denominator, above 0.
+        #[serde(default = "lamb_eps")]
+        eps: f64,
+        /// Decay, which is part of the step; in [0, 1).
+        #[serde(default)]
+        weight_decay: f64,
+    },
 }
 
 fn betas() -> [f64; 2] {
@@ -61,6 +74,9 @@ fn betas() -> [f64; 2] {
 }
 fn eps() -> f64 {
     1e-8
+}
+fn lamb_eps() -> f64 {
+    1e-6
 }
 fn trust_coefficient() -> f64 {
     1e-3
@@ -78,7 +94,8 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
             );
             rules.below_1("optimizer.weight_decay", weight_decay);
         }
-        OptimizerSpec::AdamW { betas, eps, weight_decay, .. } => {
+        OptimizerSpec::AdamW { betas, eps, weight_decay, .. }
+        | OptimizerSpec::Lamb { betas, eps, weight_decay } => {
             let valid = betas.iter().all(|beta| (0.0..1.0).contains(beta));
             rules.check(valid, "optimizer.betas", format!("{betas:?}"), "must be in [0, 1)");
             rules.positive("optimizer.eps", eps);

@@ -111,6 +111,50 @@ fn wrong_values_are_refused() {
         // They would be infinite, and 0.
         (&["train.clip_grad_norm=1e60"], "must be from 1.2e-38 to 3.4e38, for 32-bit floats"),
         (&["augment.cutmix_alpha=1e-60"], "must be from 1.2e-38 to 3.4e38, for 32-bit floats"),
+        (
+            &["loss.class_weights=[1.0, 2.0]"],
+            "loss.class_weights = [1.0, 2.0]: must have a factor for each of the model.num_classes",
+        ),
+        (
+            &["loss.kind=mse", "loss.class_weights=[1.0, 2.0]"],
+            "loss.class_weights = [1.0, 2.0]: is for loss.kind = \"cross_entropy\" only: remove it",
+        ),
+        (&["loss.class_weights=[1.0, 0.0]"], "loss.class_weights = [1.0, 0.0]: must be above 0"),
+        (&["loss.kind=quantile"], "loss.quantile = absent: must be between 0 and 1 with loss.kind"),
+        (&["loss.quantile=0.9"], "loss.quantile = 0.9: needs loss.kind = \"quantile\""),
+        (
+            &["loss.kind=quantile", "loss.quantile=1.0"],
+            "loss.quantile = 1: must be between 0 and 1",
+        ),
+        (&["augment.erase=2.0"], "augment.erase = 2: must be in [0, 1]"),
+        (
+            &["augment.shift=32"],
+            "augment.shift = 32: must be below the smallest resolution of the training, 32 pixels",
+        ),
+        (
+            &["augment.rand_augment.magnitude=31"],
+            "augment.rand_augment.magnitude = 31: must be 0..30",
+        ),
+        (
+            &["augment.rand_augment={}", "augment.trivial_augment=true"],
+            "augment.trivial_augment = true: is beside augment.rand_augment: choose one of the two",
+        ),
+        (
+            &["augment.alternate_flips=true", "augment.flip=0.0"],
+            "augment.alternate_flips = true: would flip every image in every second epoch",
+        ),
+        (
+            &["augment.signal.noise=0.1"],
+            "augment.signal = a section: is for arrays only: remove it with model.arch = \"resnet18\"",
+        ),
+        (
+            &["model.arch=resnet34_1d", "augment.erase=0.1"],
+            "augment.erase = set: is for images only: remove it with model.arch = \"resnet34_1d\"",
+        ),
+        (
+            &["model.arch=resnet34_1d", "augment.signal.shift=1.5"],
+            "augment.signal.shift = 1.5: must be in [0, 1]",
+        ),
         (&["ema.decay=1.0"], "ema.decay = 1: must be between 0 and 1"),
         (&["model.freeze=['layer1']"], "model.freeze = [layer1]: must be stem, layer1,"),
         (&["model.freeze=['stem']"], "would keep random weights: set model.pretrained to a file"),

@@ -51,8 +51,8 @@ pub(super) struct FlatTensor {
     pub(super) is_constant: bool,
     /// The type of a constant that is not f32 in PyTorch.
     integers: Option<Integers>,
-    /// Whether weight decay applies even if the recipe excludes norms and biases; LARS then uses a separate learning
-    /// rate for it.
+    /// Whether weight decay applies even if the recipe excludes norms and biases; LARS and LAMB then use a separate
+    /// learning rate for it.
     pub(super) decays: bool,
     /// Whether the network computes with a copy in the recipe's number format.
     pub(super) is_cast: bool,

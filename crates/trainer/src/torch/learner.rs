@@ -58,7 +58,7 @@ pub enum BatchNormMode {
 /// A network and its optimizer on one device.
 ///
 /// Regions, all f32: `weights`; with the same length and order the optimizer's `momentum` (SGD, LARS) or `exp_avg` and
-/// `exp_avg_sq` (AdamW) and the averaged weights `ema`; with fp16 the three values of `loss_scale`; `bn_running` and
+/// `exp_avg_sq` (AdamW, LAMB) and the averaged weights `ema`; with fp16 the three values of `loss_scale`; `bn_running` and
 /// its average `bn_running_ema`; `frozen`, if any block is frozen.
 #[derive(Debug)]
 pub struct TorchLearner {
@@ -182,7 +182,10 @@ impl TorchLearner {
             InputType::Array(shape) => signal_shape(shape).map_or(1, |[channels, _]| channels),
         };
         let network = spec.model.describe(channels as u64).ok_or_else(|| {
-            Error::Recipe(format!("model.arch = {:?} has no layers", spec.model.arch))
+            Error::Recipe(format!(
+                "model.arch = {:?} is only for trying out training, and cannot be evaluated or compared here: choose another",
+                spec.model.arch.name()
+            ))
         })?;
         Self::with_network(spec, network, device)
     }
@@ -248,7 +251,7 @@ impl TorchLearner {
         Ok(Self {
             device,
             input,
-            task: task::of(spec),
+            task: task::of(spec, device)?,
             completions: None,
             optimizer,
             running_views: views(&layout.statistics, &running, &frozen.masters)?,
@@ -579,13 +582,19 @@ impl TorchLearner {
         batch: &Batch,
         weights: EvaluatedWeights,
     ) -> Result<(BatchEvaluation, Vec<f32>), Error> {
-        let Some((evaluation, outputs)) = self.evaluation_of(batch, weights, &mut || false)? else {
-            return Ok((BatchEvaluation::default(), Vec::new()));
-        };
-        let flat =
-            outputs.f_to_device(Device::Cpu).and_then(|outputs| outputs.f_to_kind(Kind::Float));
-        let flat = flat.and_then(|outputs| outputs.f_reshape([-1])).during("read the outputs")?;
-        Ok((evaluation, Vec::try_from(&flat).during("read the outputs")?))
+        match self.evaluation_of(batch, weights, &mut || false)? {
+            Some((evaluation, outputs)) => Ok((evaluation, values_of(&outputs)?)),
+            None => Ok((BatchEvaluation::default(), Vec::new())),
+        }
+    }
+
+    /// The network's outputs for a batch that is not empty, whatever its labels: f32, shape (samples, outputs).
+    ///
+    /// # Errors
+    /// libtorch fails.
+    pub fn predict(&mut self, batch: &Batch, weights: EvaluatedWeights) -> Result<Vec<f32>, Error> {
+        let outputs = self.outputs_of(batch, weights, &mut || false)?;
+        outputs.map_or_else(|| Ok(Vec::new()), |(_, outputs)| values_of(&outputs))
     }
 
     /// The evaluation of a batch with the network's outputs; `None` if it was interrupted.
@@ -596,14 +605,27 @@ impl TorchLearner {
         is_interrupted: &mut dyn FnMut() -> bool,
     ) -> Result<Option<(BatchEvaluation, Tensor)>, Error> {
         let _no_grad = tch::no_grad_guard();
-        self.refresh_for_evaluation()?;
         self.task.check(batch)?;
+        let Some((inputs, outputs)) = self.outputs_of(batch, weights, is_interrupted)? else {
+            return Ok(None);
+        };
+        let evaluation = self.task.evaluate(batch, &outputs, &inputs.targets);
+        Ok(Some((evaluation.during("loss and metrics")?, outputs)))
+    }
+
+    /// The inputs of a batch and the network's outputs for them; `None` if it was interrupted.
+    fn outputs_of(
+        &mut self,
+        batch: &Batch,
+        weights: EvaluatedWeights,
+        is_interrupted: &mut dyn FnMut() -> bool,
+    ) -> Result<Option<(NetworkInputs, Tensor)>, Error> {
+        let _no_grad = tch::no_grad_guard();
+        self.refresh_for_evaluation()?;
         let inputs = self.network.prepared(self.input.load(batch)?)?;
         let state = self.evaluation_state(weights);
         let outputs = self.evaluation_outputs(&inputs, state, is_interrupted)?;
-        let Some(outputs) = outputs else { return Ok(None) };
-        let evaluation = self.task.evaluate(batch, &outputs, &inputs.targets);
-        Ok(Some((evaluation.during("loss and metrics")?, outputs)))
+        Ok(outputs.map(|outputs| (inputs, outputs)))
     }
 
     /// Outputs in evaluation mode, averaged with those for the mirrored images if the recipe requests it.
@@ -961,6 +983,13 @@ fn size_of(batch: &Batch) -> InputShape {
         // No BatchNorm depends on it.
         baton_data::Inputs::Tokens { .. } => InputShape::Signal { channels: 1, length: 1 },
     }
+}
+
+/// The values of the network's outputs, on the host.
+fn values_of(outputs: &Tensor) -> Result<Vec<f32>, Error> {
+    let flat = outputs.f_to_device(Device::Cpu).and_then(|outputs| outputs.f_to_kind(Kind::Float));
+    let flat = flat.and_then(|outputs| outputs.f_reshape([-1])).during("read the outputs")?;
+    Vec::try_from(&flat).during("read the outputs")
 }
 
 /// A contiguous copy on the CPU.

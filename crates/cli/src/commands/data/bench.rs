@@ -141,9 +141,13 @@ fn plan(args: &Args) -> Result<BenchOptions, Failure> {
     };
     let resolution = args.resolution;
     let preprocessing = match args.view {
-        ViewName::Train => {
-            Preprocessing::Train { seed: 0, resolution, resize, augment: Augment::default() }
-        }
+        ViewName::Train => Preprocessing::Train {
+            seed: 0,
+            resolution,
+            resize,
+            augment: Augment::default(),
+            mean: [0; 3],
+        },
         ViewName::Evaluate => {
             Preprocessing::Evaluate { resolution, resize, crop_ratio: 224.0 / 256.0 }
         }

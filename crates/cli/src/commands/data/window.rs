@@ -56,8 +56,8 @@ pub(crate) struct Args {
     /// Column with the label's time, seconds since the recording's beginning [default: one label per recording]
     #[arg(long, value_name = "COLUMN", requires_all = ["rate", "within"])]
     time: Option<String>,
-    /// Positions of the recordings per second
-    #[arg(long, value_name = "HZ", requires = "time")]
+    /// Positions of the recordings per second; those of .wav files are compared with it
+    #[arg(long, value_name = "HZ")]
     rate: Option<f64>,
     /// Leave out windows whose middle is farther from a label than this
     #[arg(long, value_name = "SECONDS", requires = "time")]
@@ -82,16 +82,17 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     if args.length == 0 || args.stride == Some(0) {
         return Err(bad_input("--length and --stride must be at least 1"));
     }
-    let times = args.time.zip(args.rate.zip(args.within));
+    let times = args.time.zip(args.within);
     let options = WindowOptions {
         from: args.from,
         length: args.length,
         stride: args.stride.unwrap_or(args.length),
+        rate: args.rate,
         labels: LabelTable {
             path: args.labels,
             recording: args.recording,
             label: args.label,
-            time: times.map(|(column, (rate, within))| LabelTimes { column, rate, within }),
+            time: times.map(|(column, within)| LabelTimes { column, within }),
             by: args.by,
         },
         others: args.files.others(),

@@ -44,9 +44,9 @@ fn heading(spec: &JobSpec, samples: &Samples) -> String {
     let outputs = match (spec.loss.kind, spec.model.num_classes) {
         (LossKind::Program, _) => "its own loss".to_owned(),
         (LossKind::NextToken, _) => "the next token".to_owned(),
-        (LossKind::CrossEntropy, number) => format!("{number} classes"),
-        (LossKind::Mse | LossKind::Huber, 1) => "1 value".to_owned(),
-        (LossKind::Mse | LossKind::Huber, number) => format!("{number} values"),
+        (kind, number) if kind.takes_classes() => format!("{number} classes"),
+        (_, 1) => "1 value".to_owned(),
+        (_, number) => format!("{number} values"),
     };
     let size = match samples {
         Samples::Known(samples) => {
@@ -191,6 +191,10 @@ fn ranks(spec: &JobSpec) -> String {
 fn loss(spec: &JobSpec) -> String {
     let augment = &spec.augment;
     let mut parts = vec![word(&spec.loss.kind)];
+    parts.extend(spec.loss.quantile.map(|quantile| format!("of {quantile}")));
+    if !spec.loss.class_weights.is_empty() {
+        parts.push("weighted by class".to_owned());
+    }
     if spec.loss.label_smoothing > 0.0 {
         parts.push(format!("label smoothing {}", spec.loss.label_smoothing));
     }
@@ -207,7 +211,8 @@ fn loss(spec: &JobSpec) -> String {
 fn optimizer(spec: &JobSpec) -> String {
     let (OptimizerSpec::Sgd { weight_decay, .. }
     | OptimizerSpec::AdamW { weight_decay, .. }
-    | OptimizerSpec::Lars { weight_decay, .. }) = &spec.optimizer;
+    | OptimizerSpec::Lars { weight_decay, .. }
+    | OptimizerSpec::Lamb { weight_decay, .. }) = &spec.optimizer;
     let mut parts = vec![word(&spec.optimizer), format!("weight decay {weight_decay}")];
     if let Some(norm) = spec.train.clip_grad_norm {
         parts.push(format!("gradient clipped to a norm of {norm}"));

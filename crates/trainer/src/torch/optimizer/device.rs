@@ -36,6 +36,16 @@ impl Optimizer {
                 (scaler.state.f_select(0, 2)?.f_neg()?).f_add_scalar(rates.step.0 as f64 + 1.0)?
             }
         };
+        let corrections = match &self.rule {
+            Rule::AdamW { betas, .. } | Rule::Lamb { betas, .. } => {
+                let [mean, square] = betas.map(|beta| -> tch::Result<Tensor> {
+                    let power = updates.f_mul_scalar(libm::log(beta))?.f_exp()?;
+                    power.f_neg()?.f_add_scalar(1.0)
+                });
+                Some([mean?, square?])
+            }
+            Rule::Sgd { .. } | Rule::Lars { .. } => None,
+        };
         for segment in &self.segments {
             let decay = self.decay_of(*segment);
             self.update_segment(
@@ -44,7 +54,7 @@ impl Optimizer {
                 gradient,
                 &scalars,
                 (rates.lr, decay),
-                &updates,
+                corrections.as_ref(),
             )?;
         }
         if let (Some(share), Some(average)) = (self.averaging_share(rates.step), &mut self.average)
@@ -79,7 +89,7 @@ impl Optimizer {
         gradient: &Tensor,
         scalars: &DeviceScalars,
         (lr, decay): (f64, f64),
-        updates: &Tensor,
+        corrections: Option<&[Tensor; 2]>,
     ) -> tch::Result<()> {
         let of = |buffer: &Tensor| buffer.f_narrow(0, segment.start, segment.len);
         let (mut weights, gradient) = (of(weights)?, of(gradient)?);
@@ -117,21 +127,34 @@ impl Optimizer {
                 let _ = velocity.f_addcmul_(&decayed, &rate)?;
                 let _ = weights.f_addcmul_(&velocity, &minus_lr)?;
             }
-            Rule::AdamW { betas: [beta1, beta2], eps, mean, square } => {
-                let (mut mean, mut square) = (of(mean)?, of(square)?);
-                let correction = |beta: f64| {
-                    let power = updates.f_mul_scalar(libm::log(beta))?.f_exp()?;
-                    power.f_neg()?.f_add_scalar(1.0)
-                };
+            Rule::AdamW { betas, eps, mean, square } => {
+                let moments = [of(mean)?, of(square)?];
                 let _ = weights.f_mul_(&scalars.shrink(lr * decay)?)?;
-                let _ = mean.f_lerp_tensor_(&gradient, &scalars.if_finite(1.0 - beta1)?)?;
-                let _ = square.f_mul_(&scalars.else_one(*beta2)?)?;
-                let new = scalars.if_finite(1.0 - beta2)?;
-                let _ = square.f_addcmul_(&gradient.f_square()?, &new)?;
-                let root = square.f_sqrt()?.f_div_(&correction(*beta2)?.f_sqrt()?)?;
-                let direction = mean.f_div(&root.f_add_scalar(*eps)?)?;
-                let rate = minus_lr.f_div(&correction(*beta1)?)?;
-                let _ = weights.f_addcmul_(&direction, &rate)?;
+                let Some([mean_correction, square_correction]) = corrections else { return Ok(()) };
+                let direction = scalars.adam_direction(
+                    moments,
+                    &gradient,
+                    (*betas, *eps),
+                    square_correction,
+                )?;
+                let _ = weights.f_addcmul_(&direction, &minus_lr.f_div(mean_correction)?)?;
+            }
+            Rule::Lamb { betas, eps, mean, square } => {
+                let moments = [of(mean)?, of(square)?];
+                let Some([mean_correction, square_correction]) = corrections else { return Ok(()) };
+                let mut step = scalars.adam_direction(
+                    moments,
+                    &gradient,
+                    (*betas, *eps),
+                    square_correction,
+                )?;
+                let _ = step.f_div_(mean_correction)?;
+                let _ = step.f_addcmul_(&weights, &scalars.scalar(decay)?)?;
+                let rate = match segment.decays {
+                    true => layer_rate(&weights, &step, 1.0, 0.0, 0.0)?.f_mul(&minus_lr)?,
+                    false => minus_lr,
+                };
+                let _ = weights.f_addcmul_(&step, &rate)?;
             }
         }
         Ok(())
@@ -154,6 +177,23 @@ fn layer_rate(
 }
 
 impl DeviceScalars {
+    /// Updates Adam's moments, mean and square; returns `mean / (√square / √square_correction + eps)`, which is not divided
+    /// by the bias correction of the mean yet.
+    fn adam_direction(
+        &self,
+        [mut mean, mut square]: [Tensor; 2],
+        gradient: &Tensor,
+        ([beta1, beta2], eps): ([f64; 2], f64),
+        square_correction: &Tensor,
+    ) -> tch::Result<Tensor> {
+        let _ = mean.f_lerp_tensor_(gradient, &self.if_finite(1.0 - beta1)?)?;
+        let _ = square.f_mul_(&self.else_one(beta2)?)?;
+        let new = self.if_finite(1.0 - beta2)?;
+        let _ = square.f_addcmul_(&gradient.f_square()?, &new)?;
+        let root = square.f_sqrt()?.f_div_(&square_correction.f_sqrt()?)?;
+        mean.f_div(&root.f_add_scalar(eps)?)
+    }
+
     fn scalar(&self, value: f64) -> tch::Result<Tensor> {
         Tensor::f_full(&[] as &[i64], value, (Kind::Float, self.device))
     }

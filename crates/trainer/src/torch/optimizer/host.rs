@@ -73,7 +73,7 @@ struct ParameterBlock<'a> {
     /// First and second moment, if the rule has them.
     moments: [Option<&'a mut [f32]>; 2],
     average: Option<&'a mut [f32]>,
-    /// Factor of the learning rate; with LARS one per layer.
+    /// Factor of the learning rate; with LARS and LAMB one per layer.
     layer_rate: f32,
     weight_decay: f32,
 }
@@ -101,7 +101,9 @@ impl Optimizer {
                 updates: rates.step.0 as f64 + 1.0 - f64::from(skipped),
                 share,
             };
-            self.apply(write(weights), read(gradient), &scalars);
+            // Its values are not needed any more.
+            let mut gradient = gradient.shallow_clone();
+            self.update_weights(write(weights), write(&mut gradient), scalars);
         } else if let (Some(share), Some(average)) = (share, &mut self.average) {
             blend(write(&mut average.weights), read(weights), share);
         }
@@ -111,14 +113,36 @@ impl Optimizer {
         Ok(())
     }
 
-    fn apply(&mut self, weights: &mut [f32], gradient: &[f32], scalars: &UpdateScalars) {
+    fn update_weights(
+        &mut self,
+        weights: &mut [f32],
+        gradient: &mut [f32],
+        mut scalars: UpdateScalars,
+    ) {
+        let mut decays: Vec<f32> = self.segments.iter().map(|s| self.decay_of(*s) as f32).collect();
+        if matches!(self.rule, Rule::Lamb { .. }) {
+            self.lamb_step(weights, gradient, &decays, &scalars);
+            // The step contains the factor and the decay.
+            scalars.factor = 1.0;
+            decays.fill(0.0);
+        }
+        self.apply(weights, gradient, &decays, &scalars);
+    }
+
+    fn apply(
+        &mut self,
+        weights: &mut [f32],
+        gradient: &[f32],
+        decays: &[f32],
+        scalars: &UpdateScalars,
+    ) {
         let layer_rates = self.layer_rates(weights, gradient, scalars);
         let kernel = UpdateKernel::new(&self.rule, scalars);
-        let decays: Vec<f32> = self.segments.iter().map(|s| self.decay_of(*s) as f32).collect();
         let (first, second) = match &mut self.rule {
             Rule::Sgd { velocity, .. } => (velocity.as_mut(), None),
             Rule::AdamW { mean, square, .. } => (Some(mean), Some(square)),
             Rule::Lars { velocity, .. } => (Some(velocity), None),
+            Rule::Lamb { .. } => (None, None),
         };
         let mut weights = RemainingValues(weights);
         let mut moments = [first, second].map(|moment| moment.map(|m| RemainingValues(write(m))));
@@ -149,23 +173,66 @@ impl Optimizer {
                     moments: moments.each_mut().map(|m| m.as_mut().map(|m| m.take(len))),
                     average: average.as_mut().map(|average| average.take(len)),
                     layer_rate,
-                    weight_decay,
+                    weight_decay: *weight_decay,
                 });
             }
         }
         in_parallel(blocks, threads(), &|block| kernel.run(block, scalars));
     }
 
-    /// You et al. 2017: `η ‖w‖ / (‖g‖ + λ ‖w‖)` for the weight of each layer, 1 for other parameters (LARS).
+    /// Updates the moments of LAMB and replaces the gradient by the step without its rates: `m / (√s + ε) + λ w`, with
+    /// both moments divided by their bias corrections.
+    fn lamb_step(
+        &mut self,
+        weights: &[f32],
+        gradient: &mut [f32],
+        decays: &[f32],
+        scalars: &UpdateScalars,
+    ) {
+        let Rule::Lamb { betas, eps, mean, square } = &mut self.rule else { return };
+        let [bias1, bias2] = betas.map(|beta| (1.0 - libm::pow(beta, scalars.updates)) as f32);
+        let [take_mean, take_square] = betas.map(|beta| (1.0 - beta) as f32);
+        let (keep_square, eps, factor) = (betas[1] as f32, *eps as f32, scalars.factor);
+        let (mut means, mut squares) =
+            (RemainingValues(write(mean)), RemainingValues(write(square)));
+        let (mut gradients, mut blocks, mut end) = (RemainingValues(gradient), Vec::new(), 0);
+        for (segment, decay) in self.segments.iter().zip(decays) {
+            let (start, len) = (segment.start as usize, segment.len as usize);
+            for buffer in [&mut means, &mut squares, &mut gradients] {
+                buffer.take(start - end);
+            }
+            end = start + len;
+            for weights in weights[start..end].chunks(UPDATE_BLOCK_LEN) {
+                let len = weights.len();
+                let [gradient, mean, square] =
+                    [&mut gradients, &mut means, &mut squares].map(|buffer| buffer.take(len));
+                blocks.push((weights, *decay, gradient, mean, square));
+            }
+        }
+        in_parallel(blocks, threads(), &|(weights, decay, gradient, mean, square)| {
+            let values = weights.iter().zip(gradient).zip(mean).zip(square);
+            for (((w, g), m), s) in values {
+                let gradient = *g * factor;
+                *m += take_mean * (gradient - *m);
+                *s = keep_square * *s + take_square * (gradient * gradient);
+                *g = (*m / bias1) / ((*s / bias2).sqrt() + eps) + decay * w;
+            }
+        });
+    }
+
+    /// The factor of the rate of each layer's weight, 1 for other parameters: `η ‖w‖ / (‖g‖ + λ ‖w‖)` with LARS, `‖w‖`
+    /// divided by the norm of the step with LAMB.
     fn layer_rates(&self, weights: &[f32], gradient: &[f32], scalars: &UpdateScalars) -> Vec<f32> {
-        let Rule::Lars { trust, eps, .. } = self.rule else {
-            return vec![1.0; self.segments.len()];
+        let (trust, weight_decay, eps) = match self.rule {
+            Rule::Lars { trust, eps, .. } => (trust, self.weight_decay, eps),
+            Rule::Lamb { .. } => (1.0, 0.0, 0.0),
+            _ => return vec![1.0; self.segments.len()],
         };
         let rate = |segment: &Segment| {
             let range = segment.start as usize..(segment.start + segment.len) as usize;
             let weight_norm = norm(&weights[range.clone()], &[]);
             let gradient_norm = norm(&gradient[range], &[]) * f64::from(scalars.factor);
-            let denominator = gradient_norm + self.weight_decay * weight_norm + eps;
+            let denominator = gradient_norm + weight_decay * weight_norm + eps;
             let applies = segment.decays && weight_norm > 0.0 && gradient_norm > 0.0;
             if applies { (trust * weight_norm / denominator) as f32 } else { 1.0 }
         };
@@ -217,6 +284,8 @@ impl UpdateKernel {
             Rule::Lars { momentum, .. } => {
                 Self::Sgd { lr, momentum: momentum as f32, nesterov: false }
             }
+            // The step is the gradient of plain SGD.
+            Rule::Lamb { .. } => Self::Sgd { lr, momentum: 0.0, nesterov: false },
             Rule::AdamW { betas, eps, .. } => {
                 let [bias1, bias2] = betas.map(|beta| 1.0 - libm::pow(beta, scalars.updates));
                 Self::AdamW {
@@ -237,9 +306,12 @@ impl UpdateKernel {
         let factor = scalars.factor;
         let average = average.zip(scalars.share);
         match (*self, moments) {
-            (Self::Sgd { lr, .. }, [None, _]) => sweep(weights, gradient, average, move |w, g| {
-                *w -= lr * (g * factor + weight_decay * *w);
-            }),
+            (Self::Sgd { lr, .. }, [None, _]) => {
+                let lr = lr * layer_rate;
+                sweep(weights, gradient, average, move |w, g| {
+                    *w -= lr * (g * factor + weight_decay * *w);
+                });
+            }
             (Self::Sgd { lr, momentum, nesterov: true }, [Some(velocity), _]) => {
                 sweep(weights, gradient.iter().zip(velocity), average, move |w, (g, v)| {
                     let g = g * factor + weight_decay * *w;

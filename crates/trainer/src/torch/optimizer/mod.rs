@@ -1,8 +1,9 @@
-//! The optimizer update from the summed gradient: unscale, clip, SGD, AdamW or LARS, moving average.
+//! The optimizer update from the summed gradient: unscale, clip, SGD, AdamW, LARS or LAMB, moving average.
 //!
 //! Formulas are those of `torch.nn.utils.clip_grad_norm_`, `torch.optim.SGD` (dampening 0),
 //! `torch.optim.AdamW` (without amsgrad), You et al. 2017 (arXiv 1708.03888, algorithm 1, but with the
 //! global rate outside the velocity, as in `torch.optim.SGD`: the same at a constant rate),
+//! You et al. 2020 (arXiv 1904.00962, algorithm 2, with φ the identity),
 //! `torch.optim.swa_utils.get_ema_multi_avg_fn` and `torch.amp.GradScaler`. Moments start at zero,
 //! which for SGD equals torch's first step (`buffer = gradient`).
 //!
@@ -29,7 +30,7 @@ pub(super) struct Segment {
     pub(super) start: i64,
     /// Number of values.
     pub(super) len: i64,
-    /// Whether weight decay applies and LARS uses a separate rate.
+    /// Whether weight decay applies, and LARS and LAMB use a separate rate.
     pub(super) decays: bool,
 }
 
@@ -53,6 +54,7 @@ enum Rule {
     Sgd { momentum: f64, nesterov: bool, velocity: Option<Tensor> },
     AdamW { betas: [f64; 2], eps: f64, mean: Tensor, square: Tensor },
     Lars { momentum: f64, trust: f64, eps: f64, velocity: Tensor },
+    Lamb { betas: [f64; 2], eps: f64, mean: Tensor, square: Tensor },
 }
 
 /// The moving average of the weights.
@@ -96,6 +98,10 @@ impl Optimizer {
                 let (trust, velocity) = (trust_coefficient, zeros()?);
                 (Rule::Lars { momentum, trust, eps, velocity }, weight_decay, false)
             }
+            spec::OptimizerSpec::Lamb { betas, eps, weight_decay } => {
+                let rule = Rule::Lamb { betas, eps, mean: zeros()?, square: zeros()? };
+                (rule, weight_decay, false)
+            }
         };
         let average = match &spec.ema {
             None => None,
@@ -115,7 +121,7 @@ impl Optimizer {
         let gaps = layout.gaps.iter();
         Ok(Self {
             gaps: gaps.map(|(at, len)| (*at as usize, *len as usize)).collect(),
-            segments: layout.segments(matches!(rule, Rule::Lars { .. })),
+            segments: layout.segments(matches!(rule, Rule::Lars { .. } | Rule::Lamb { .. })),
             rule,
             weight_decay,
             decay_all,
@@ -129,7 +135,9 @@ impl Optimizer {
     pub(super) fn state(&mut self) -> Vec<(&'static str, &mut Tensor)> {
         let mut state = match &mut self.rule {
             Rule::Sgd { velocity, .. } => velocity.iter_mut().map(|v| ("momentum", v)).collect(),
-            Rule::AdamW { mean, square, .. } => vec![("exp_avg", mean), ("exp_avg_sq", square)],
+            Rule::AdamW { mean, square, .. } | Rule::Lamb { mean, square, .. } => {
+                vec![("exp_avg", mean), ("exp_avg_sq", square)]
+            }
             Rule::Lars { velocity, .. } => vec![("momentum", velocity)],
         };
         state.extend(self.average.iter_mut().map(|ema| ("ema", &mut ema.weights)));

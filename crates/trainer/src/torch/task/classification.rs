@@ -11,10 +11,28 @@ const IGNORED: i64 = -100;
 
 /// Cross entropy with label smoothing (Szegedy et al. 2016, §7) as in `torch.nn.CrossEntropyLoss`: the
 /// target is `1 - s` on the label plus `s / classes` on every class.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub(in crate::torch) struct Classification {
     pub(in crate::torch) classes: u32,
     pub(in crate::torch) smoothing: f64,
+    /// Factors of the losses of the classes, on the device of the outputs; `None` if all are 1.
+    pub(in crate::torch) weights: Option<Tensor>,
+    /// Compare the output of each class by itself with its target, as in `torch.nn.BCEWithLogitsLoss`; the mean over the
+    /// classes.
+    pub(in crate::torch) is_binary: bool,
+}
+
+impl Classification {
+    fn binary_loss(&self, outputs: &Tensor, targets: &Tensor) -> tch::Result<Tensor> {
+        let classes = f64::from(self.classes);
+        let labels = targets.f_one_hot(self.classes.into())?.f_to_kind(outputs.kind())?;
+        let smoothed =
+            labels.f_mul_scalar(1.0 - self.smoothing)?.f_add_scalar(self.smoothing / classes)?;
+        let none = None::<&Tensor>;
+        let loss =
+            outputs.f_binary_cross_entropy_with_logits(&smoothed, none, none, Reduction::Sum)?;
+        loss.f_div_scalar(classes)
+    }
 }
 
 impl Task for Classification {
@@ -31,8 +49,12 @@ impl Task for Classification {
     }
 
     fn loss(&self, outputs: &Tensor, targets: &Tensor) -> tch::Result<Tensor> {
-        let none = None::<&Tensor>;
-        outputs.f_cross_entropy_loss(targets, none, Reduction::Sum, IGNORED, self.smoothing)
+        if self.is_binary {
+            return self.binary_loss(outputs, targets);
+        }
+        let weights = self.weights.as_ref().map(|weights| weights.f_to_kind(outputs.kind()));
+        let weights = weights.transpose()?;
+        outputs.f_cross_entropy_loss(targets, weights, Reduction::Sum, IGNORED, self.smoothing)
     }
 
     /// Number of correct top-1 predictions. Among equal outputs the first class is the prediction.

@@ -8,10 +8,12 @@ use std::fmt::Debug;
 
 use baton_data::Batch;
 use baton_recipe::{JobSpec, spec::LossKind};
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 pub(super) use self::{
-    classification::Classification, network_loss::NetworkLoss, regression::Regression,
+    classification::Classification,
+    network_loss::NetworkLoss,
+    regression::{Regression, ValueLoss},
 };
 use crate::learner::{BatchEvaluation, Error};
 
@@ -40,18 +42,33 @@ pub(super) trait Task: Debug + Send {
     ) -> tch::Result<BatchEvaluation>;
 }
 
-/// The task of a recipe.
-pub(super) fn of(spec: &JobSpec) -> Box<dyn Task> {
+/// The task of a recipe, for outputs on `device`.
+pub(super) fn of(spec: &JobSpec, device: Device) -> tch::Result<Box<dyn Task>> {
     let (loss, outputs) = (&spec.loss, spec.model.num_classes);
     let metrics = loss.metrics.len();
-    match loss.kind {
-        LossKind::CrossEntropy => {
-            Box::new(Classification { classes: outputs, smoothing: loss.label_smoothing })
-        }
-        LossKind::Mse => Box::new(Regression { outputs, huber_delta: None }),
+    let class_weights = || {
+        let weights: Vec<f32> = loss.class_weights.iter().map(|weight| *weight as f32).collect();
+        let is_used = !weights.is_empty();
+        is_used.then(|| Tensor::f_from_slice(&weights)?.f_to_device(device)).transpose()
+    };
+    Ok(match loss.kind {
+        LossKind::CrossEntropy | LossKind::BinaryCrossEntropy => Box::new(Classification {
+            classes: outputs,
+            smoothing: loss.label_smoothing,
+            weights: class_weights()?,
+            is_binary: loss.kind == LossKind::BinaryCrossEntropy,
+        }),
+        LossKind::Mse => Box::new(Regression { outputs, loss: ValueLoss::Squared }),
         LossKind::Program => Box::new(NetworkLoss { metrics }),
         // Whether the most likely token is the right one.
         LossKind::NextToken => Box::new(NetworkLoss { metrics: 1 }),
-        LossKind::Huber => Box::new(Regression { outputs, huber_delta: Some(loss.huber_delta) }),
-    }
+        LossKind::Huber => {
+            Box::new(Regression { outputs, loss: ValueLoss::Huber(loss.huber_delta) })
+        }
+        LossKind::Quantile => {
+            // The rules of recipes require it.
+            let quantile = loss.quantile.unwrap_or(0.5);
+            Box::new(Regression { outputs, loss: ValueLoss::Quantile(quantile) })
+        }
+    })
 }

@@ -6,21 +6,35 @@ use tch::{Device, Kind, Reduction, Tensor};
 use super::Task;
 use crate::learner::{BatchEvaluation, Sums};
 
-/// Mean squared error or Huber loss, as in `torch.nn.MSELoss` and `torch.nn.HuberLoss`; the mean over a sample's
-/// outputs.
+/// The mean over a sample's outputs.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::torch) struct Regression {
     /// Number of predicted numbers per sample.
     pub(in crate::torch) outputs: u32,
-    /// Error beyond which the Huber loss is linear; `None`: mean squared error.
-    pub(in crate::torch) huber_delta: Option<f64>,
+    pub(in crate::torch) loss: ValueLoss,
+}
+
+/// The loss of one predicted number.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::torch) enum ValueLoss {
+    /// The squared error, as in `torch.nn.MSELoss`.
+    Squared,
+    /// As in `torch.nn.HuberLoss`; linear beyond this error.
+    Huber(f64),
+    /// Koenker & Bassett 1978, with the error e = target - prediction: q · e, or (q - 1) · e if e is negative.
+    Quantile(f64),
 }
 
 impl Task for Regression {
     fn loss(&self, outputs: &Tensor, targets: &Tensor) -> tch::Result<Tensor> {
-        let sum = match self.huber_delta {
-            None => outputs.f_mse_loss(targets, Reduction::Sum)?,
-            Some(delta) => outputs.f_huber_loss(targets, Reduction::Sum, delta)?,
+        let sum = match self.loss {
+            ValueLoss::Squared => outputs.f_mse_loss(targets, Reduction::Sum)?,
+            ValueLoss::Huber(delta) => outputs.f_huber_loss(targets, Reduction::Sum, delta)?,
+            ValueLoss::Quantile(quantile) => {
+                let error = targets.f_sub(outputs)?;
+                let low = error.f_mul_scalar(quantile)?;
+                low.f_maximum(&error.f_mul_scalar(quantile - 1.0)?)?.f_sum(Kind::Float)?
+            }
         };
         sum.f_div_scalar(f64::from(self.outputs))
     }

@@ -4,7 +4,7 @@ use baton_data::mix::{Mix, Window};
 use tch::Kind;
 
 use super::*;
-use crate::torch::{mixing, task::Classification};
+use crate::torch::mixing;
 
 fn numbered(samples: i64, side: i64) -> Tensor {
     let count = samples * 2 * side * side;
@@ -46,7 +46,7 @@ fn cutmix_of_signals_takes_a_segment() {
 
 #[test]
 fn mixed_loss_is_the_cross_entropy_with_the_mixed_target() {
-    let task = Classification { classes: 3, smoothing: 0.1 };
+    let task = classification(3, 0.1);
     let outputs = Tensor::from_slice(&[0.5_f64, -1.0, 2.0, 3.0, 0.0, -2.0]).view([2, 3]);
     let labels = Tensor::from_slice(&[0_i64, 2]);
     let found = mixing::loss(&task, &outputs, &labels, &Mix::MixUp { lambda: 0.7 }).unwrap();

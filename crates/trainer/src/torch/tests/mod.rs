@@ -21,7 +21,7 @@ use baton_data::{Batch, InputType};
 use baton_recipe::{JobSpec, Step};
 use tch::{Device, Tensor};
 
-use super::{TorchLeaf, TorchLearner, device};
+use super::{TorchLeaf, TorchLearner, device, task::Classification};
 use crate::{
     kit,
     learner::{EvaluatedWeights, Leaf, Learner, Summand, Sums, Update},
@@ -36,6 +36,11 @@ fn recipe(overrides: &[&str]) -> JobSpec {
         "loss.label_smoothing=0.1",
     ];
     kit::recipe(&of_all, overrides)
+}
+
+/// The cross entropy of this many classes.
+fn classification(classes: u32, smoothing: f64) -> Classification {
+    Classification { classes, smoothing, weights: None, is_binary: false }
 }
 
 fn learner(overrides: &[&str]) -> TorchLearner {

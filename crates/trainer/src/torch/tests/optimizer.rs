@@ -197,6 +197,30 @@ fn lars_follows_its_paper() {
     });
 }
 
+/// You et al. 2020, algorithm 2, with φ the identity.
+#[test]
+fn lamb_follows_its_paper() {
+    let (decay, eps) = (0.05, 1e-3);
+    let norm = |values: &[f64]| values.iter().map(|v| v * v).sum::<f64>().sqrt();
+    let optimizer = "optimizer={kind='lamb', betas=[0.8, 0.9], eps=1e-3, weight_decay=0.05}";
+    let (mut means, mut squares) = ([0.0; PARAMETERS], [0.0; PARAMETERS]);
+    compare(&[optimizer], |weights, gradient, step| {
+        let unbiased = |moment: f64, beta: f64| moment / (1.0 - beta.powf(step as f64 + 1.0));
+        let steps: Vec<f64> = (0..PARAMETERS)
+            .map(|i| {
+                means[i] = 0.8 * means[i] + 0.2 * gradient[i];
+                squares[i] = 0.9 * squares[i] + 0.1 * gradient[i] * gradient[i];
+                let decay = if i < KERNEL { decay * weights[i] } else { 0.0 };
+                unbiased(means[i], 0.8) / (unbiased(squares[i], 0.9).sqrt() + eps) + decay
+            })
+            .collect();
+        let layer_rate = norm(&weights[..KERNEL]) / norm(&steps[..KERNEL]);
+        for (i, weight) in weights.iter_mut().enumerate() {
+            *weight -= rate_at(step) * if i < KERNEL { layer_rate } else { 1.0 } * steps[i];
+        }
+    });
+}
+
 /// `torch.nn.utils.clip_grad_norm_`.
 #[test]
 fn a_gradient_above_the_norm_is_scaled_down_to_it() {
@@ -234,6 +258,7 @@ fn an_overflow_changes_the_loss_scale_and_nothing_else() {
         "optimizer={kind='sgd', momentum=0.9, nesterov=true}",
         "optimizer={kind='adamw', weight_decay=0.1}",
         "optimizer={kind='lars', momentum=0.9}",
+        "optimizer={kind='lamb', weight_decay=0.1}",
     ] {
         let scale =
             "precision.loss_scale={initial=8.0, growth=4.0, backoff=0.5, growth_interval=2}";
