@@ -156,7 +156,7 @@ fn a_trial_that_diverges_is_a_result_and_one_without_data_ends_the_sweep() {
     assert_eq!(lacking.status.code(), Some(1), "{error}");
     assert!(error.contains("its evaluations are missing"), "{error}");
     let table = fs::read_to_string(study.dir("diverges/results.csv")).unwrap();
-    assert!(table.contains("001,0.5,failed,"), "{table}");
+    assert!(table.contains("001,0.5,\"failed: it has completed, and its"), "{table}");
 
     // Results of other data are no results of the same configuration.
     let own = study.folder.path().join("train.beton");
