@@ -137,6 +137,7 @@ fn predict_on_all(
         )));
     }
     fs::create_dir_all(&folder).map_err(|error| unwritable(&folder, &error))?;
+    plan::refuse_other_folder(&folder, &args.out)?;
     let _lock = locked(&folder.join(LOCK), &args.out)?;
     let plan = PredictionPlan::new(args, spec, set)?.kept_in(&folder, &args.out)?;
     let done: Vec<u64> = (0..plan.parts)
@@ -178,6 +179,19 @@ fn predict_on_all(
     Ok(())
 }
 
+/// The running processes, by slot. They end with this value.
+struct PartProcesses(Vec<Option<Child>>);
+
+impl Drop for PartProcesses {
+    fn drop(&mut self) {
+        for child in self.0.iter_mut().flatten() {
+            // It may have ended.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
 /// Predicts the parts, as many at a time as there are ranks. The first process that fails ends the others, which lose nothing but
 /// the batch that they compute.
 fn predict_parts(
@@ -186,61 +200,44 @@ fn predict_parts(
     mut parts: VecDeque<u32>,
     bar: &ProgressBar,
 ) -> Result<(), Failure> {
-    let mut running: Vec<Option<Child>> = (0..args.ranks).map(|_| None).collect();
+    let mut running = PartProcesses((0..args.ranks).map(|_| None).collect());
     let (ended, ends) = mpsc::channel();
-    let result = std::thread::scope(|scope| {
-        let mut result = Ok(());
-        loop {
-            for (slot, place) in running.iter_mut().enumerate().filter(|(_, place)| place.is_none())
-            {
-                let Some(part) = parts.pop_front() else { break };
-                let mut child = match start(args, plan.threads, part, slot) {
-                    Ok(child) => child,
-                    Err(failure) => return Err(failure),
-                };
-                let (lines, errors) = (child.stdout.take(), child.stderr.take());
-                *place = Some(child);
-                let errors = scope.spawn(move || {
-                    errors.map(io::read_to_string).transpose().ok().flatten().unwrap_or_default()
-                });
-                let (bar, ended) = (bar.clone(), ended.clone());
-                scope.spawn(move || {
-                    let lines = lines.into_iter().flat_map(|lines| BufReader::new(lines).lines());
-                    for line in lines.map_while(Result::ok) {
-                        bar.inc(line.parse().unwrap_or_default());
-                    }
-                    // Nobody listens any more after a failure.
-                    let _ = ended.send((slot, errors.join().unwrap_or_default()));
-                });
-            }
-            if running.iter().all(Option::is_none) {
-                return result;
-            }
-            let Ok((slot, said)) = ends.recv() else { return result };
-            let status = running[slot].take().map(|mut child| child.wait());
-            match status {
-                None => {}
-                Some(Ok(status)) if status.success() => said.lines().for_each(note),
-                Some(_) if result.is_err() => {}
-                Some(status) => {
-                    result = Err(match status {
-                        Ok(status) => failure_of(status, &said),
-                        Err(error) => crash(format!("a process cannot be waited for: {error}")),
-                    });
-                    parts.clear();
-                    for child in running.iter_mut().flatten() {
-                        // It may have ended.
-                        let _ = child.kill();
-                    }
-                }
-            }
+    loop {
+        for (slot, place) in running.0.iter_mut().enumerate().filter(|(_, place)| place.is_none()) {
+            let Some(part) = parts.pop_front() else { break };
+            let child = place.insert(start(args, plan.threads, part, slot)?);
+            watch(child, slot, bar, &ended);
         }
-    });
-    for child in running.iter_mut().flatten() {
-        let _ = child.kill();
-        let _ = child.wait();
+        if running.0.iter().all(Option::is_none) {
+            return Ok(());
+        }
+        let Ok((slot, said)) = ends.recv() else { return Ok(()) };
+        let Some(mut child) = running.0[slot].take() else { continue };
+        let status = child.wait();
+        let status =
+            status.map_err(|error| crash(format!("a process cannot be waited for: {error}")))?;
+        if !status.success() {
+            return Err(failure_of(status, &said));
+        }
+        said.lines().for_each(note);
     }
-    result
+}
+
+/// Shows what a process has done. When it has closed its output, `ended` gets its slot and what it said.
+fn watch(child: &mut Child, slot: usize, bar: &ProgressBar, ended: &mpsc::Sender<(usize, String)>) {
+    let (lines, errors) = (child.stdout.take(), child.stderr.take());
+    let errors = std::thread::spawn(move || {
+        errors.map(io::read_to_string).transpose().ok().flatten().unwrap_or_default()
+    });
+    let (bar, ended) = (bar.clone(), ended.clone());
+    std::thread::spawn(move || {
+        let lines = lines.into_iter().flat_map(|lines| BufReader::new(lines).lines());
+        for line in lines.map_while(Result::ok) {
+            bar.inc(line.parse().unwrap_or_default());
+        }
+        // Nobody listens any more after a failure.
+        let _ = ended.send((slot, errors.join().unwrap_or_default()));
+    });
 }
 
 /// The failure of a process, in its own words if it has any.

@@ -1,6 +1,7 @@
 //! What a file of predictions is made of: the same for every process, and for every call that continues.
 
 use std::{
+    ffi::OsStr,
     fs::{self, File},
     io,
     ops::Range,
@@ -73,6 +74,21 @@ fn program_digest(spec: &JobSpec) -> Result<Option<String>, Failure> {
     program.transpose()
 }
 
+/// Refuses a folder that is not of predictions. One of predictions has a plan, unless it was just begun.
+pub(super) fn refuse_other_folder(folder: &Path, out: &Path) -> Result<(), Failure> {
+    let own = [FILE, DRAFT, LOCK];
+    let is_own = |name: &OsStr| own.iter().any(|own| name == *own);
+    let entries = folder.read_dir().map_err(|error| unwritable(folder, &error))?;
+    match folder.join(FILE).exists() || entries.flatten().all(|entry| is_own(&entry.file_name())) {
+        true => Ok(()),
+        false => Err(bad_input(format!(
+            "{} exists and is not a folder of `baton predict`: remove it, or give another --out than {}",
+            folder.display(),
+            out.display()
+        ))),
+    }
+}
+
 /// Removes a folder with what predictions left there, the plan after the parts: without it, they would seem to be a user's.
 pub(super) fn remove(folder: &Path) -> io::Result<()> {
     for entry in folder.read_dir()? {
@@ -111,16 +127,6 @@ impl PredictionPlan {
     pub(super) fn kept_in(self, folder: &Path, out: &Path) -> Result<Self, Failure> {
         let path = folder.join(FILE);
         let Some(before) = Self::read(folder)? else {
-            // The plan is removed last.
-            let entries = folder.read_dir().map_err(|error| unwritable(folder, &error))?;
-            let own = [LOCK, DRAFT];
-            if entries.flatten().any(|entry| !own.iter().any(|name| entry.file_name() == *name)) {
-                return Err(bad_input(format!(
-                    "{} exists and is not a folder of `baton predict`: remove it, or give another --out than {}",
-                    folder.display(),
-                    out.display()
-                )));
-            }
             let text = serde_json::to_string(&self).map_err(|error| crash(error.to_string()))?;
             let draft = folder.join(DRAFT);
             let written = fs::write(&draft, text).and_then(|()| fs::rename(&draft, &path));
@@ -222,12 +228,15 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("part-0.csv");
         fs::write(&file, "mine").unwrap();
-        let refused = PredictionPlan::of_sizes(2, 25, 4)
-            .kept_in(folder.path(), Path::new("out.csv"))
-            .unwrap_err()
-            .message;
+        let refusal = || refuse_other_folder(folder.path(), Path::new("out.csv")).err();
+        let refused = refusal().unwrap().message;
         assert!(refused.contains("is not a folder of `baton predict`"), "{refused}");
-        assert_eq!(fs::read_to_string(file).unwrap(), "mine");
+        assert_eq!(fs::read_to_string(&file).unwrap(), "mine");
+        fs::write(folder.path().join(FILE), "{}").unwrap();
+        assert!(refusal().is_none());
+        fs::remove_file(folder.path().join(FILE)).unwrap();
+        fs::rename(file, folder.path().join(LOCK)).unwrap();
+        assert!(refusal().is_none());
     }
 
     #[test]
