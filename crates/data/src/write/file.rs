@@ -256,3 +256,32 @@ fn is_another_file(target: &Path) -> bool {
         Ok(_) => u16::from_le_bytes(start) != VERSION,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::write::{FieldKind, Value};
+
+    /// Files that belong together are replaced when the last of them is complete.
+    #[test]
+    fn a_complete_file_replaces_the_older_one_only_when_it_is_published() {
+        let folder = tempfile::tempdir().unwrap();
+        let target = folder.path().join("set.beton");
+        let write = |value: i64| {
+            let fields = vec![Field::new("a", FieldKind::Int)];
+            let mut writer = Writer::create(&target, fields, 1, 1 << 12).unwrap();
+            writer.push(&[Value::Int(value)]).unwrap();
+            writer
+        };
+        write(1).finish().unwrap();
+        let before = std::fs::read(&target).unwrap();
+        let (draft, _) = write(2).complete().unwrap();
+        assert_eq!(std::fs::read(&target).unwrap(), before);
+        draft.publish().unwrap();
+        let after = std::fs::read(&target).unwrap();
+        assert_ne!(after, before);
+        drop(write(3).complete().unwrap());
+        assert_eq!(std::fs::read(&target).unwrap(), after);
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+}
