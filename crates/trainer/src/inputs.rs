@@ -160,11 +160,7 @@ impl JobInputs {
         extent: Extent,
         numbers: impl Iterator<Item = u64> + Send + 'static,
     ) -> BatchFeed {
-        let preprocessing = Preprocessing::Evaluate {
-            resolution: self.spec.evaluation_resolution(),
-            resize: self.spec.data.resize,
-            crop_ratio: self.spec.evaluation.crop_ratio,
-        };
+        let preprocessing = Preprocessing::of_evaluation(&self.spec);
         let (all, samples) = (self.val.len(), self.val_samples(extent));
         let sample = move |position: u64| spread(position, samples, all);
         let evaluation = self.spec.evaluation.clone();
@@ -358,7 +354,10 @@ fn check_input_type(spec: &JobSpec, set: &Dataset, location: &str) -> Result<(),
 /// Checks that the recipe augments the kind of input that a set holds; the recipe alone does not know that of a program.
 fn check_augment(spec: &JobSpec, set: &Dataset, location: &str) -> Result<(), Error> {
     let (fields, needed) = match set.input_type() {
-        InputType::Array(_) => (spec.augment.image_changes(), "images"),
+        InputType::Array(_) => {
+            let changes = spec.augment.image_changes().into_iter();
+            (changes.map(|(field, _)| field).collect::<Vec<_>>(), "images")
+        }
         _ if spec.augment.signal.is_some() => (vec!["augment.signal"], "arrays"),
         _ => return Ok(()),
     };

@@ -191,11 +191,7 @@ fn evaluate(
     spec: &JobSpec,
     samples: &mut SampleOutputs,
 ) -> Result<(Vec<BatchEvaluation>, Vec<GeneratedText>), Failure> {
-    let preprocessing = Preprocessing::Evaluate {
-        resolution: spec.evaluation_resolution(),
-        resize: spec.data.resize,
-        crop_ratio: spec.evaluation.crop_ratio,
-    };
+    let preprocessing = Preprocessing::of_evaluation(spec);
     let (len, evaluation) = (set.len(), spec.evaluation.clone());
     let [batches, text_batches] = evaluation.batches(len);
     let requests = (0..batches + text_batches).map(move |number| Request {

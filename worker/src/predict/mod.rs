@@ -18,7 +18,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use baton_access::bounded::{MAX_RECIPE_BYTES, read_text};
 use baton_console::{json, output::note};
 use baton_data::{Dataset, Labels, Source};
 use baton_job::exit::{Failure, bad_input, crash};
@@ -28,7 +27,10 @@ use indicatif::ProgressBar;
 use serde::Serialize;
 
 use self::plan::{LOCK, PredictionPlan};
-use crate::predictions::{PredictionColumns, refuse_other_file};
+use crate::{
+    eval::recipe,
+    predictions::{PredictionColumns, refuse_other_file},
+};
 
 /// Predict classes or values of new data.
 #[derive(Debug, clap::Args)]
@@ -328,7 +330,13 @@ fn locked(path: &Path, out: &Path) -> Result<File, Failure> {
     let started = Instant::now();
     loop {
         match file.try_lock() {
-            Ok(()) => return Ok(file),
+            Ok(()) if path.exists() => return Ok(file),
+            Ok(()) => {
+                return Err(bad_input(format!(
+                    "{} has just been written by another process: remove it to write it again",
+                    out.display()
+                )));
+            }
             Err(fs::TryLockError::WouldBlock) if started.elapsed() < LOCK_TIMEOUT => {
                 std::thread::sleep(LOCK_POLL_INTERVAL);
             }
@@ -356,10 +364,4 @@ fn part_file(folder: &Path, part: u32) -> PathBuf {
 
 fn unwritable(path: &Path, error: &io::Error) -> Failure {
     crash(format!("{}: {error}; give another --out, or make space", path.display()))
-}
-
-/// Reads a recipe file, with values changed on the command line.
-fn recipe(path: &Path, overrides: &[String]) -> Result<JobSpec, Failure> {
-    JobSpec::read(path, overrides, |path| read_text(path, MAX_RECIPE_BYTES))
-        .map_err(|error| bad_input(format!("{}: {error}", path.display())))
 }

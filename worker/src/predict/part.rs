@@ -50,11 +50,7 @@ pub(super) fn predict(
     let mut learner = TorchLearner::new(spec, set.input_type(), device)?;
     torch::weights::load(&mut learner, &args.weights, Head::FromFile)
         .map_err(baton_job::exit::bad_input)?;
-    let preprocessing = Preprocessing::Evaluate {
-        resolution: spec.evaluation_resolution(),
-        resize: spec.data.resize,
-        crop_ratio: spec.evaluation.crop_ratio,
-    };
+    let preprocessing = Preprocessing::of_evaluation(spec);
     let (batch, samples) = (plan.batch, plan.samples);
     let requests = (next..plan.batches_of(part).end).map(move |number| Request {
         epoch: 0,
@@ -138,11 +134,11 @@ fn continued(file: &File, plan: &PredictionPlan, part: u32) -> io::Result<(u64, 
 mod tests {
     use std::fs;
 
-    use super::*;
+    use super::{super::plan::tests::plan_of, *};
 
     /// 25 samples in batches of 4, two parts: batches 0 to 2 and 3 to 6.
     fn plan() -> PredictionPlan {
-        PredictionPlan::of_sizes(2, 25, 4)
+        plan_of(2, 25, 4)
     }
 
     fn lines(samples: impl IntoIterator<Item = u64>) -> String {

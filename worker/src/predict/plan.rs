@@ -10,8 +10,6 @@ use std::{
 
 use baton_data::Dataset;
 use baton_job::exit::{Failure, bad_input, crash};
-#[cfg(test)]
-use baton_recipe::data_summary::ContentDigest;
 use baton_recipe::{
     JobSpec,
     data_summary::SetSummary,
@@ -49,11 +47,6 @@ pub(super) struct PredictionPlan {
     /// That of the file in `model.program`.
     program: Option<String>,
 }
-
-#[cfg(test)]
-const RECIPE: &str = "name = 'p'\n[model]\narch = 'resnet18'\nnum_classes = 3\n[data]\ntrain = 'a'\nval = 'b'\n\
-                      [train]\nepochs = 1\nglobal_batch = 8\n[optimizer]\nkind = 'sgd'\n[schedule]\n\
-                      kind = 'constant'\nlr = 0.1\n";
 
 /// A part has at least one batch.
 fn parts_of(ranks: u32, samples: u64, batch: u64) -> u32 {
@@ -104,7 +97,11 @@ pub(super) fn remove(folder: &Path) -> io::Result<()> {
             _ => {}
         }
     }
-    fs::remove_dir(folder)
+    match fs::remove_dir(folder) {
+        // A user has put something there.
+        Err(error) if error.kind() == io::ErrorKind::DirectoryNotEmpty => Ok(()),
+        removed => removed,
+    }
 }
 
 impl PredictionPlan {
@@ -189,35 +186,37 @@ impl PredictionPlan {
         let position = |batch: u64| (batch * self.batch).min(self.samples);
         position(batches.end) - position(batches.start)
     }
+}
 
-    /// For tests: of an empty recipe.
-    #[cfg(test)]
-    pub(super) fn of_sizes(parts: u32, samples: u64, batch: u64) -> Self {
-        let data = SetSummary { samples, bytes: 0, contents: ContentDigest::Files(String::new()) };
-        let recipe = JobSpec::from_toml(RECIPE, &[]).unwrap();
-        let weights = String::new();
-        Self {
-            parts: parts_of(parts, samples, batch),
+#[cfg(test)]
+pub(super) mod tests {
+    use baton_recipe::data_summary::ContentDigest;
+
+    use super::*;
+
+    const RECIPE: &str = "name = 'p'\n[model]\narch = 'resnet18'\nnum_classes = 3\n[data]\ntrain = 'a'\nval = 'b'\n\
+                          [train]\nepochs = 1\nglobal_batch = 8\n[optimizer]\nkind = 'sgd'\n[schedule]\n\
+                          kind = 'constant'\nlr = 0.1\n";
+
+    /// A plan of a minimal recipe.
+    pub(in crate::predict) fn plan_of(ranks: u32, samples: u64, batch: u64) -> PredictionPlan {
+        PredictionPlan {
+            parts: parts_of(ranks, samples, batch),
             threads: 1,
             samples,
             batch,
             probabilities: false,
-            weights,
-            data,
-            recipe,
+            weights: String::new(),
+            data: SetSummary { samples, bytes: 0, contents: ContentDigest::Files(String::new()) },
+            recipe: JobSpec::from_toml(RECIPE, &[]).unwrap(),
             program: None,
         }
     }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
 
     #[test]
     fn no_part_is_without_a_batch() {
         for (ranks, samples, parts) in [(2, 25, 2), (9, 25, 7), (2, 3, 1), (4, 0, 1)] {
-            let plan = PredictionPlan::of_sizes(ranks, samples, 4);
+            let plan = plan_of(ranks, samples, 4);
             assert_eq!(plan.parts, parts, "{ranks} ranks, {samples} samples");
             assert!((0..parts).all(|part| samples == 0 || plan.samples_of(part) > 0));
         }
@@ -245,7 +244,7 @@ mod tests {
         let folder = parent.path().join("out.csv.parts");
         fs::create_dir(&folder).unwrap();
         fs::write(folder.join(LOCK), "").unwrap();
-        let plan = || PredictionPlan::of_sizes(2, 25, 4);
+        let plan = || plan_of(2, 25, 4);
         let out = Path::new("out.csv");
         assert_eq!(plan().kept_in(&folder, out).unwrap().parts, 2);
         fs::write(folder.join("part-0.csv"), "0,1,0.5\n").unwrap();
@@ -254,6 +253,10 @@ mod tests {
         let other = PredictionPlan { weights: "others".to_owned(), ..plan() };
         let refused = other.kept_in(&folder, out).unwrap_err().message;
         assert!(refused.contains("the weights differed"), "{refused}");
+        fs::write(folder.join("notes.txt"), "mine").unwrap();
+        remove(&folder).unwrap();
+        assert_eq!(folder.read_dir().unwrap().count(), 1);
+        fs::remove_file(folder.join("notes.txt")).unwrap();
         remove(&folder).unwrap();
         assert!(!folder.exists());
     }
@@ -263,7 +266,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let plan = |changes: &[&str]| {
             let changes: Vec<String> = changes.iter().map(|&change| change.to_owned()).collect();
-            let plan = PredictionPlan::of_sizes(2, 25, 4);
+            let plan = plan_of(2, 25, 4);
             let recipe = JobSpec::from_toml(RECIPE, &changes).unwrap();
             PredictionPlan { recipe, ..plan }.kept_in(folder.path(), Path::new("out.csv"))
         };

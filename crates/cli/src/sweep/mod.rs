@@ -151,7 +151,7 @@ pub(crate) async fn run(mut args: Args) -> Result<u8, Failure> {
         queue,
         start: Instant::now(),
     };
-    sweep.fail_those_without_evaluations();
+    (0..sweep.trials.len()).for_each(|trial| sweep.check_evaluations(trial));
     let ended = sweep.run(&mut inputs).await;
     drop(lock);
     ended
@@ -270,7 +270,7 @@ impl Sweep {
                     Input::Signal(name) => self.handle_signal(name),
                 },
                 _ = look.tick() => self.stop_compared(),
-                _ = progress.tick() => self.show_progress().await,
+                _ = progress.tick() => self.show_progress(),
             }
         }
         let results = self.write_results(&self.decide());
@@ -299,7 +299,9 @@ impl Sweep {
             None if self.failures.is_empty() => Ok(exit::OK),
             None => {
                 let count = human::count(self.failures.len() as u64, "trial");
-                Err(failed(format!("{count} failed; the same command tries again")))
+                Err(failed(format!(
+                    "{count} failed; the same command tries again, once the reasons above are removed"
+                )))
             }
         }
     }
@@ -320,23 +322,16 @@ impl Sweep {
         self.halving.decide(&reached.collect::<Vec<_>>())
     }
 
-    /// A job that completed was evaluated at its end. Without that evaluation it would seem the worst.
-    fn fail_those_without_evaluations(&mut self) {
-        for number in 0..self.trials.len() {
-            if let Some(why) = self.lacks_evaluations(number) {
-                self.failed(number, why);
-            }
-        }
-    }
-
-    fn lacks_evaluations(&self, number: usize) -> Option<String> {
-        let (record, folder) = (&self.records[number], self.trials[number].run_dir.display());
-        (record.end == SavedEnd::Completed && record.evaluations.is_empty()).then(|| {
-            format!(
+    /// Lets a trial fail whose evaluations were lost.
+    fn check_evaluations(&mut self, number: usize) {
+        if self.records[number].lacks_evaluations() {
+            let folder = self.trials[number].run_dir.display();
+            let why = format!(
                 "it has completed, and its evaluations are missing: {folder}/metrics.jsonl was removed or damaged; \
                  remove {folder} to train it again"
-            )
-        })
+            );
+            self.failed(number, why);
+        }
     }
 
     /// Reads again what a trial has reached.
@@ -443,12 +438,10 @@ impl Sweep {
         let label = self.label(number);
         let (reached, seconds) = (shown(record), running.since.elapsed().as_secs_f64());
         match after(exit, &record.end, running.is_stopping) {
-            AfterTrial::Result => match self.lacks_evaluations(number) {
-                Some(why) => self.failed(number, why),
-                None => {
-                    output::note(format!("{label}: {reached} after {}", human::duration(seconds)));
-                }
-            },
+            AfterTrial::Result => {
+                output::note(format!("{label}: {reached} after {}", human::duration(seconds)));
+                self.check_evaluations(number);
+            }
             AfterTrial::Diverged => output::note(format!("{label}: diverged: {why}")),
             AfterTrial::Saved => output::note(format!("{label}: saved, {reached}")),
             AfterTrial::NotSaved => output::note(format!("{label}: not saved: {why}")),
@@ -525,7 +518,7 @@ impl Sweep {
         }
     }
 
-    async fn show_progress(&self) {
+    fn show_progress(&self) {
         for running in self.running.iter().flatten() {
             let trial = &self.trials[running.trial];
             let record = TrialRecord::read(&trial.run_dir);
@@ -535,14 +528,19 @@ impl Sweep {
                     true => String::new(),
                     false => format!(", {}", shown(&record)),
                 };
-                let problem = save_problem(&trial.run_dir).await;
-                output::note(format!(
-                    "{}: step {}, epoch {} of {epochs}{evaluated}{}",
+                let line = format!(
+                    "{}: step {}, epoch {} of {epochs}{evaluated}",
                     folder_name(running.trial),
                     human::grouped(step),
-                    (epoch + 1).min(epochs),
-                    problem.map_or(String::new(), |problem| format!("; saving {problem}"))
-                ));
+                    (epoch + 1).min(epochs)
+                );
+                let run_dir = trial.run_dir.clone();
+                // The answer may take its time.
+                tokio::spawn(async move {
+                    let problem = save_problem(run_dir).await;
+                    let problem = problem.map(|problem| format!("; saving {problem}"));
+                    output::note(line + &problem.unwrap_or_default());
+                });
             }
         }
     }
@@ -559,9 +557,8 @@ impl Sweep {
 }
 
 /// What its coordinator says about the newest save of a trial, if that failed.
-async fn save_problem(run_dir: &Path) -> Option<String> {
-    let flags =
-        CoordinatorFlags { run_dir: Some(run_dir.to_owned()), ..CoordinatorFlags::default() };
+async fn save_problem(run_dir: PathBuf) -> Option<String> {
+    let flags = CoordinatorFlags { run_dir: Some(run_dir), ..CoordinatorFlags::default() };
     let mut coordinator = Coordinator::find(&flags).ok()?;
     let status = tokio::time::timeout(STATUS_TIMEOUT, coordinator.status()).await.ok()?.ok()?;
     render::save_problem(&status)

@@ -100,6 +100,12 @@ impl TrialRecord {
         record
     }
 
+    /// Whether its evaluations were lost: a job that completed was evaluated at its end. Without that evaluation it would
+    /// seem the worst.
+    pub(super) fn lacks_evaluations(&self) -> bool {
+        self.end == SavedEnd::Completed && self.evaluations.is_empty()
+    }
+
     fn add(&mut self, point: StreamMetricsResponse) {
         match point.metrics {
             Some(Metrics::Step(step)) => self.position = Some((step.step, step.epoch)),
@@ -251,6 +257,15 @@ mod tests {
         assert_eq!(end(failed, r#"[{"rollback":{"before":3}}]"#), SavedEnd::Open);
         assert_eq!(end(r#"{"kind":"drained","reason":"x"}"#, "[]"), SavedEnd::Open);
         assert_eq!(end("null", "[]"), SavedEnd::Open);
+    }
+
+    #[test]
+    fn only_a_job_that_completed_must_have_been_evaluated() {
+        let report = |kind: &str| format!(r#"{{"status":{{"outcome":{{"kind":"{kind}"}}}}}}"#);
+        let lacks = |metrics: &str, kind| read(metrics, Some(&report(kind))).lacks_evaluations();
+        assert!(lacks("", "completed") && lacks("{", "completed"));
+        assert!(!lacks(&evaluation(10, 0.5, None), "completed"));
+        assert!(!lacks("", "limit_reached") && !lacks("", "drained"));
     }
 
     #[test]

@@ -35,8 +35,10 @@ pub(crate) fn change(
             ImageOperation::rand(rand.magnitude, side, &mut draws).apply(pixels, side, copy);
         }
     }
-    for operation in colours(augment, draws(RandomPurpose::Colour)) {
-        operation.apply(pixels, side, copy);
+    if [augment.brightness, augment.contrast, augment.saturation].iter().any(|size| *size > 0.0) {
+        for operation in colours(augment, draws(RandomPurpose::Colour)) {
+            operation.apply(pixels, side, copy);
+        }
     }
     if augment.erase > 0.0 {
         erase(augment.erase, draws(RandomPurpose::Erase), mean, (pixels, side));

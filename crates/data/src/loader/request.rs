@@ -62,6 +62,16 @@ impl Preprocessing {
         }
     }
 
+    /// That of a recipe's evaluations.
+    #[must_use]
+    pub fn of_evaluation(spec: &JobSpec) -> Self {
+        Self::Evaluate {
+            resolution: spec.evaluation_resolution(),
+            resize: spec.data.resize,
+            crop_ratio: spec.evaluation.crop_ratio,
+        }
+    }
+
     /// Side of the samples in pixels.
     #[must_use]
     pub fn resolution(&self) -> u32 {

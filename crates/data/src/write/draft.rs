@@ -55,6 +55,11 @@ impl Draft {
         self.file.write_all(bytes).map_err(failed("write", &self.path))
     }
 
+    /// Writes lines.
+    pub(super) fn write_lines(&mut self, lines: &[String]) -> Result<(), Error> {
+        self.write(lines.iter().map(|line| format!("{line}\n")).collect::<String>().as_bytes())
+    }
+
     /// Moves to a position, which may be beyond the end; the gap is filled with zeros.
     pub(super) fn seek(&mut self, position: u64) -> Result<(), Error> {
         self.file.seek(SeekFrom::Start(position)).map_err(failed("write", &self.path))?;

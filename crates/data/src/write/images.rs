@@ -202,8 +202,7 @@ pub fn write_images(
         });
     }
     if let Some((classes, path, mut draft)) = list {
-        let names: String = classes.iter().map(|name| format!("{name}\n")).collect();
-        draft.write(names.as_bytes())?;
+        draft.write_lines(classes)?;
         draft.finish()?;
         summary.classes = Some(path);
     }

@@ -213,8 +213,7 @@ pub fn write_table(
     let fields = options.fields.iter().zip(&names);
     let class_fields = fields.filter(|(field, _)| field.kind == ColumnKind::Class);
     for ((_, names), mut draft) in class_fields.zip(drafts) {
-        let list: String = names.iter().map(|name| format!("{name}\n")).collect();
-        draft.write(list.as_bytes())?;
+        draft.write_lines(names)?;
         draft.sync()?;
         complete.push(draft);
     }

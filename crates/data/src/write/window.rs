@@ -186,8 +186,7 @@ pub fn write_windows(
         written.files.push((target, file));
         complete.push(draft);
     }
-    let names: String = names.iter().map(|name| format!("{name}\n")).collect();
-    list.write(names.as_bytes())?;
+    list.write_lines(&names)?;
     list.sync()?;
     complete.push(list);
     // They belong together.

@@ -114,20 +114,22 @@ impl Default for Augment {
 }
 
 impl Augment {
-    /// The fields that change images, apart from crop and flip, as far as they are set.
+    /// The fields that change images, apart from crop and flip, as far as they are set, with their values.
     #[must_use]
-    pub fn image_changes(&self) -> Vec<&'static str> {
+    pub fn image_changes(&self) -> Vec<(&'static str, String)> {
+        let set = |is_set: bool| is_set.then(|| "true".to_owned());
+        let share = |share: f64| (share != 0.0).then(|| share.to_string());
         let changes = [
-            ("augment.alternate_flips", self.alternate_flips),
-            ("augment.shift", self.shift > 0),
-            ("augment.trivial_augment", self.trivial_augment),
-            ("augment.rand_augment", self.rand_augment.is_some()),
-            ("augment.brightness", self.brightness > 0.0),
-            ("augment.contrast", self.contrast > 0.0),
-            ("augment.saturation", self.saturation > 0.0),
-            ("augment.erase", self.erase > 0.0),
+            ("augment.alternate_flips", set(self.alternate_flips)),
+            ("augment.shift", (self.shift > 0).then(|| self.shift.to_string())),
+            ("augment.trivial_augment", set(self.trivial_augment)),
+            ("augment.rand_augment", self.rand_augment.as_ref().map(|_| "a section".to_owned())),
+            ("augment.brightness", share(self.brightness)),
+            ("augment.contrast", share(self.contrast)),
+            ("augment.saturation", share(self.saturation)),
+            ("augment.erase", share(self.erase)),
         ];
-        changes.into_iter().filter(|(_, is_set)| *is_set).map(|(field, _)| field).collect()
+        changes.into_iter().filter_map(|(field, value)| Some((field, value?))).collect()
     }
 }
 
@@ -197,8 +199,8 @@ fn kind_of_input(spec: &JobSpec, rules: &mut Rules) {
     let arch = spec.model.arch.name();
     if matches!(input, InputKind::Signals | InputKind::Tokens) {
         let rule = format!("is for images only: remove it with model.arch = \"{arch}\"");
-        for field in augment.image_changes() {
-            rules.check(false, field, "set", &rule);
+        for (field, value) in augment.image_changes() {
+            rules.check(false, field, value, &rule);
         }
     }
     if matches!(input, InputKind::Images | InputKind::Tokens) {

@@ -149,7 +149,7 @@ fn wrong_values_are_refused() {
         ),
         (
             &["model.arch=resnet34_1d", "augment.erase=0.1"],
-            "augment.erase = set: is for images only: remove it with model.arch = \"resnet34_1d\"",
+            "augment.erase = 0.1: is for images only: remove it with model.arch = \"resnet34_1d\"",
         ),
         (
             &["model.arch=resnet34_1d", "augment.signal.shift=1.5"],

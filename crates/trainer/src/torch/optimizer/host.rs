@@ -4,7 +4,12 @@
 //! Rust: no operation here depends on the CPU's instruction set, and the result does not depend on the number of
 //! threads.
 
-use std::{array, borrow::Cow, mem};
+use std::{
+    array,
+    borrow::Cow,
+    iter::{repeat_n, zip},
+    mem,
+};
 
 use tch::Tensor;
 
@@ -144,39 +149,24 @@ impl Optimizer {
             Rule::Lars { velocity, .. } => (Some(velocity), None),
             Rule::Lamb { .. } => (None, None),
         };
-        let mut weights = RemainingValues(weights);
-        let mut moments = [first, second].map(|moment| moment.map(|m| RemainingValues(write(m))));
+        let segments = &self.segments;
+        let mut moments = [first, second]
+            .map(|moment| moment.map(|moment| blocks_mut(write(moment), segments).into_iter()));
         let average = scalars.share.and(self.average.as_mut());
-        let mut average = average.map(|average| RemainingValues(write(&mut average.weights)));
-
-        let mut blocks = Vec::new();
-        let mut end = 0;
-        for ((segment, layer_rate), weight_decay) in
-            self.segments.iter().zip(layer_rates).zip(decays)
-        {
-            let (start, len) = (segment.start as usize, segment.len as usize);
-            // There may be padding between segments.
-            let gap = start - end;
-            end = start + len;
-            moments.iter_mut().flatten().for_each(|moment| {
-                moment.take(gap);
-            });
-            weights.take(gap);
-            average.iter_mut().for_each(|average| {
-                average.take(gap);
-            });
-            for gradient in gradient[start..end].chunks(UPDATE_BLOCK_LEN) {
-                let len = gradient.len();
-                blocks.push(ParameterBlock {
-                    weights: weights.take(len),
-                    gradient,
-                    moments: moments.each_mut().map(|m| m.as_mut().map(|m| m.take(len))),
-                    average: average.as_mut().map(|average| average.take(len)),
-                    layer_rate,
-                    weight_decay: *weight_decay,
-                });
-            }
-        }
+        let mut average =
+            average.map(|average| blocks_mut(write(&mut average.weights), segments).into_iter());
+        let constants = zip(per_block(&layer_rates, segments), per_block(decays, segments));
+        let values = zip(blocks_mut(weights, segments), blocks(gradient, segments));
+        let blocks = zip(values, constants)
+            .map(|((weights, gradient), (layer_rate, weight_decay))| ParameterBlock {
+                weights,
+                gradient,
+                moments: moments.each_mut().map(|moment| moment.as_mut().and_then(Iterator::next)),
+                average: average.as_mut().and_then(Iterator::next),
+                layer_rate,
+                weight_decay,
+            })
+            .collect();
         in_parallel(blocks, threads(), &|block| kernel.run(block, scalars));
     }
 
@@ -193,25 +183,12 @@ impl Optimizer {
         let [bias1, bias2] = betas.map(|beta| (1.0 - libm::pow(beta, scalars.updates)) as f32);
         let [take_mean, take_square] = betas.map(|beta| (1.0 - beta) as f32);
         let (keep_square, eps, factor) = (betas[1] as f32, *eps as f32, scalars.factor);
-        let (mut means, mut squares) =
-            (RemainingValues(write(mean)), RemainingValues(write(square)));
-        let (mut gradients, mut blocks, mut end) = (RemainingValues(gradient), Vec::new(), 0);
-        for (segment, decay) in self.segments.iter().zip(decays) {
-            let (start, len) = (segment.start as usize, segment.len as usize);
-            for buffer in [&mut means, &mut squares, &mut gradients] {
-                buffer.take(start - end);
-            }
-            end = start + len;
-            for weights in weights[start..end].chunks(UPDATE_BLOCK_LEN) {
-                let len = weights.len();
-                let [gradient, mean, square] =
-                    [&mut gradients, &mut means, &mut squares].map(|buffer| buffer.take(len));
-                blocks.push((weights, *decay, gradient, mean, square));
-            }
-        }
-        in_parallel(blocks, threads(), &|(weights, decay, gradient, mean, square)| {
-            let values = weights.iter().zip(gradient).zip(mean).zip(square);
-            for (((w, g), m), s) in values {
+        let segments = &self.segments;
+        let moments = zip(blocks_mut(write(mean), segments), blocks_mut(write(square), segments));
+        let values = zip(blocks(weights, segments), blocks_mut(gradient, segments));
+        let blocks = zip(zip(values, moments), per_block(decays, segments)).collect();
+        in_parallel(blocks, threads(), &|(((weights, gradient), (mean, square)), decay)| {
+            for ((w, g), (m, s)) in zip(zip(weights, gradient), zip(mean, square)) {
                 let gradient = *g * factor;
                 *m += take_mean * (gradient - *m);
                 *s = keep_square * *s + take_square * (gradient * gradient);
@@ -403,16 +380,31 @@ fn blend(average: &mut [f32], weights: &[f32], share: f32) {
     }
 }
 
-/// The part of a buffer that was not taken yet.
-struct RemainingValues<'a>(&'a mut [f32]);
+/// The blocks of a buffer, one segment after the other. There may be padding between segments.
+fn blocks<'a>(values: &'a [f32], segments: &[Segment]) -> impl Iterator<Item = &'a [f32]> {
+    let of = |segment: &Segment| {
+        values[segment.start as usize..][..segment.len as usize].chunks(UPDATE_BLOCK_LEN)
+    };
+    segments.iter().flat_map(of)
+}
 
-impl<'a> RemainingValues<'a> {
-    /// The next `len` values.
-    fn take(&mut self, len: usize) -> &'a mut [f32] {
-        let (piece, rest) = mem::take(&mut self.0).split_at_mut(len);
-        self.0 = rest;
-        piece
+/// The same, to be changed.
+fn blocks_mut<'a>(mut values: &'a mut [f32], segments: &[Segment]) -> Vec<&'a mut [f32]> {
+    let (mut blocks, mut end) = (Vec::new(), 0);
+    for segment in segments {
+        let (start, len) = (segment.start as usize, segment.len as usize);
+        let (segment, rest) = mem::take(&mut values)[start - end..].split_at_mut(len);
+        blocks.extend(segment.chunks_mut(UPDATE_BLOCK_LEN));
+        (values, end) = (rest, start + len);
     }
+    blocks
+}
+
+/// The value of its segment for each block.
+fn per_block(values: &[f32], segments: &[Segment]) -> impl Iterator<Item = f32> {
+    zip(values, segments).flat_map(|(value, segment)| {
+        repeat_n(*value, (segment.len as usize).div_ceil(UPDATE_BLOCK_LEN))
+    })
 }
 
 fn threads() -> usize {
