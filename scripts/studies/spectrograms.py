@@ -3,7 +3,7 @@
 
     scripts/studies/spectrograms.py FOLDER [--images 1200] [--side 64]
 
-FOLDER/train/CLASS/NNNN.png and FOLDER/val/CLASS/NNNN.png, a fifth of the images.
+FOLDER/CLASS/NNNN.png.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def main() -> None:
     random = np.random.default_rng(0)
     for number in range(args.images):
         kind = KINDS[number % len(KINDS)]
-        folder = args.folder / ("val" if number % 5 == 0 else "train") / kind
+        folder = args.folder / kind
         folder.mkdir(parents=True, exist_ok=True)
         spectrogram(sound(kind, random), args.side).save(folder / f"{number:04}.png")
 

@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{ErrorKind, Read as _},
+    io::{self, BufRead, BufReader, ErrorKind, Read as _},
     path::Path,
 };
 
@@ -25,10 +25,11 @@ pub(crate) enum Known<'a> {
     Values(&'a [f32]),
 }
 
-/// Start of the first line of every file of predictions.
+/// First column of every file of predictions.
 const FIRST_COLUMN: &str = "sample";
 
-/// Refuses to replace anything but a file of predictions: an option may name a wrong file, such as the weights.
+/// Refuses to replace anything but a file of predictions: an option may name a wrong file, such as the weights or a table of
+/// the samples.
 pub(crate) fn refuse_other_file(target: &Path) -> Result<(), Failure> {
     refuse_special_file(target)?;
     if target.parent().is_some_and(|folder| folder != Path::new("") && !folder.is_dir()) {
@@ -37,18 +38,74 @@ pub(crate) fn refuse_other_file(target: &Path) -> Result<(), Failure> {
             target.display()
         )));
     }
-    let mut start = Vec::new();
-    let found = File::open(target)
-        .and_then(|file| file.take(FIRST_COLUMN.len() as u64 + 1).read_to_end(&mut start));
-    match found {
-        Ok(0) => Ok(()),
-        Ok(_) if start == format!("{FIRST_COLUMN},").as_bytes() => Ok(()),
-        Ok(_) => Err(bad_input(format!(
+    match File::open(target).and_then(|file| holds_predictions(BufReader::new(file))) {
+        Ok(true) => Ok(()),
+        Ok(false) => Err(bad_input(format!(
             "{} exists and holds no predictions: remove it, or give another path",
             target.display()
         ))),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
         Err(error) => Err(bad_input(format!("{}: {error}; give another path", target.display()))),
+    }
+}
+
+/// Longest line of a file of predictions, bytes: 100,000 classes and more.
+const MAX_LINE_BYTES: u64 = 4 << 20;
+
+/// Whether a text is nothing but predictions, as this program writes them.
+fn holds_predictions(mut text: impl BufRead) -> io::Result<bool> {
+    let mut line = Vec::new();
+    let mut columns = None;
+    loop {
+        line.clear();
+        let read = text.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut line)?;
+        let Ok(line) = std::str::from_utf8(&line) else { return Ok(false) };
+        let mut values = line.strip_suffix('\n').unwrap_or(line).split(',');
+        let is_own = match columns {
+            // The file was created, and nothing written.
+            None if read == 0 => return Ok(true),
+            Some(_) if read == 0 => return Ok(true),
+            None => {
+                columns = Some(line.split(',').count());
+                is_header(values)
+            }
+            Some(columns) => {
+                let sample = values.next().is_some_and(|sample| sample.parse::<u64>().is_ok());
+                let mut others = 1;
+                sample
+                    && values.all(|value| {
+                        others += 1;
+                        value.parse::<f64>().is_ok()
+                    })
+                    && others == columns
+            }
+        };
+        if !is_own {
+            return Ok(false);
+        }
+    }
+}
+
+/// Whether these are the names that [`PredictionColumns::header`] gives.
+fn is_header<'a>(names: impl Iterator<Item = &'a str>) -> bool {
+    let names: Vec<&str> = names.collect();
+    let numbered = |name: &str, names: &[&str]| match names {
+        [one] => *one == name,
+        names => {
+            names.iter().enumerate().all(|(number, other)| *other == format!("{name}{number}"))
+        }
+    };
+    match &names[..] {
+        [FIRST_COLUMN, "label", "prediction", "probability", all @ ..]
+        | [FIRST_COLUMN, "prediction", "probability", all @ ..] => {
+            all.is_empty() || numbered("p", all)
+        }
+        [FIRST_COLUMN, values @ ..] if !values.is_empty() => {
+            let (targets, predictions) = values.split_at(values.len() / 2);
+            numbered("prediction", values)
+                || (numbered("target", targets) && numbered("prediction", predictions))
+        }
+        _ => false,
     }
 }
 
@@ -207,10 +264,50 @@ mod tests {
             refuse_other_file(&path).err().map(|failure| failure.message)
         };
         assert_eq!(refusal(""), None);
-        assert_eq!(refusal(&columns(3, true, true).header()), None);
-        assert_eq!(refusal(&columns(1, false, false).header()), None);
-        for other in ["name = \"digits\"\n", "samples", "x", "sample"] {
-            assert!(refusal(other).unwrap().contains("holds no predictions"), "{other}");
+        let labels = [1.0, 2.0, 3.0];
+        for (outputs, is_classification, has_labels) in [
+            (3, true, true),
+            (3, true, false),
+            (2, true, true),
+            (2, true, false),
+            (1, false, true),
+            (1, false, false),
+            (3, false, true),
+            (3, false, false),
+        ] {
+            let columns = columns(outputs, is_classification, has_labels);
+            let known = match (has_labels, is_classification) {
+                (false, _) => Known::Nothing,
+                (true, true) => Known::Class(1),
+                (true, false) => Known::Values(&labels[..outputs]),
+            };
+            let line = columns.line(7, known, &[f32::NAN, -1.5e-9, 0.0][..outputs]);
+            assert_eq!(refusal(&columns.header()), None);
+            assert_eq!(refusal(&format!("{}\n{line}\n{line}\n", columns.header())), None);
+            let comment = format!("{}\n{line}\n{line},good\n", columns.header());
+            assert!(refusal(&comment).is_some(), "{comment}");
+        }
+        for other in [
+            "name = \"digits\"\n",
+            "samples",
+            "x",
+            "sample",
+            "sample,weight,name\n1,2,blood\n",
+            "sample,label\n0,1\n",
+            "sample,target\n0,1\n",
+            "sample,target,age\n0,1,2\n",
+            "sample,prediction,age\n0,1,2\n",
+            "sample,prediction,probability,comment\n",
+            "sample,prediction\n0,benign\n",
+            "sample,prediction\nAnna,1\n",
+            "sample,prediction\n0,1,2\n",
+            "sample,prediction\n0\n",
+            "sample,prediction0,prediction2\n",
+        ] {
+            assert!(
+                refusal(other).is_some_and(|text| text.contains("holds no predictions")),
+                "{other}"
+            );
         }
         std::fs::remove_file(&path).unwrap();
         assert!(refuse_other_file(&path).is_ok());

@@ -32,7 +32,10 @@ use tonic::{
 
 use self::follow::{EventFeed, LogFeed, MetricsFeed};
 pub(crate) use self::follow::{Feed, Follow};
-use crate::failure::{bad_input, failed};
+use crate::{
+    failure::{bad_input, failed},
+    up::run_lock::RunLock,
+};
 
 /// Default address of a coordinator.
 pub(crate) const DEFAULT_LISTEN: &str = "127.0.0.1:29600";
@@ -170,6 +173,9 @@ fn nothing_runs(run_dir: &Path, endpoint: &Path) -> Failure {
             "no coordinator is running in {dir}: {} shows how its job last ended; `baton up` with the same recipe \
              continues one that was stopped",
             report.display()
+        ),
+        false if RunLock::is_held(run_dir) => format!(
+            "no coordinator is running in {dir} yet: `baton up` starts one; if it takes long, {dir}/logs/coordinator.log shows why"
         ),
         false => format!(
             "no coordinator is running in {dir}: there is no {}; start the job with `baton up`",

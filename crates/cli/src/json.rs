@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 pub(crate) use baton_console::json::{line, print};
 use baton_data::{
+    statistics::FieldStatistics,
     survey::Survey,
     write::{FinishedFile, Summary, WrittenTable, WrittenWindows},
 };
@@ -400,6 +401,9 @@ pub(crate) struct InspectedData {
     /// Size and fields.
     #[serde(flatten)]
     pub(crate) survey: Survey,
+    /// Statistics of the values, with `--values`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) values: Option<Vec<FieldStatistics>>,
     /// The first samples as text, with `--tokenizer`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) texts: Option<Vec<SampleText>>,

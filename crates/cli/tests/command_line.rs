@@ -809,6 +809,72 @@ fn a_folder_of_images_becomes_a_data_set() {
         "{output}"
     );
     assert!(stdout(&again).contains("set.beton in 2 shards: 6 samples"));
+
+    let divided = [&write[..], &["--val", "val.beton", "--val-share", "0.3"]].concat();
+    let text = stdout(&folder.baton(&divided));
+    assert!(text.starts_with("set.beton, val.beton: 6 samples (0 JPEG, "), "{text}");
+    let text = stdout(&folder.baton(&[&divided[..], &["--json"]].concat()));
+    let output: serde_json::Value = serde_json::from_str(&text).unwrap();
+    assert_eq!([0, 1].map(|file| output["files"][file]["samples"].as_u64()), [Some(4), Some(2)]);
+    let refused = folder.baton(&[&divided[..], &["--shards", "2"]].concat());
+    assert_eq!(refused.status.code(), Some(2), "shards of several files");
+}
+
+#[test]
+fn the_settings_that_follow_from_the_values_of_a_file_are_shown() {
+    let folder = TestFolder::new();
+    images(&folder, 6);
+    folder.write("list.csv", "images/cat/0.ppm,0\nimages/cat/2.ppm,0\nimages/dog/1.ppm,1\n");
+    let write =
+        ["data", "write", "--from", "list.csv", "--to", "set.beton", "--jpeg-fraction", "0"];
+    stdout(&folder.baton(&write));
+    let text = stdout(&folder.baton(&["data", "inspect", "set.beton", "--values"]));
+    let setting = |name: &str| {
+        let line = text.lines().find_map(|line| line.trim().strip_prefix(name)).unwrap();
+        line.trim_start_matches(" = ").to_owned()
+    };
+    assert_eq!(setting("loss.class_weights"), "[0.7500, 1.5000]");
+    assert!(text.contains("classes of label:\n  0: 2 samples\n  1: 1 sample\n"), "{text}");
+    // As a recipe takes them.
+    for name in ["data.mean", "data.std", "loss.class_weights"] {
+        let set = format!("{name}={}", setting(name));
+        let check = ["recipe", "check", "good.toml", "--samples", "6400", "--set", &set];
+        stdout(&folder.baton(&[&check[..], &["--set", "model.num_classes=2"]].concat()));
+    }
+    let json = stdout(&folder.baton(&["data", "inspect", "set.beton", "--values", "--json"]));
+    let output: serde_json::Value = serde_json::from_str(&json).unwrap();
+    assert_eq!(output["values"][1]["class_counts"], serde_json::json!([2, 1]));
+    assert_eq!(output["values"][0]["mean"].as_array().unwrap().len(), 3);
+}
+
+#[test]
+fn a_table_takes_images_from_the_files_that_it_names() {
+    let folder = TestFolder::new();
+    images(&folder, 6);
+    let rows = (0..6).map(|row| {
+        let class = ["cat", "dog"][row % 2];
+        format!("images/{class}/{row}.ppm,{class},{}\n", row as f64 / 2.0)
+    });
+    folder.write("photos.csv", &format!("file,species,weight\n{}", rows.collect::<String>()));
+    let table = ["data", "table", "--from", "photos.csv", "--to", "set.beton", "--field"];
+    let table = [&table[..], &["image=image:file", "--field", "label=class:species"]].concat();
+    let fields = [&table[..], &["--field", "weight=float"]].concat();
+    let split = ["--val", "val.beton", "--val-share", "0.3", "--stratify", "label"];
+    let text = stdout(&folder.baton(&[&fields[..], &split, &["--max-resolution", "2"]].concat()));
+    assert!(
+        text.contains("set.beton: 4 samples") && text.contains("val.beton: 2 samples"),
+        "{text}"
+    );
+    let text = stdout(&folder.baton(&["data", "inspect", "val.beton"]));
+    assert!(text.contains("2 JPEG, 0 raw") && text.contains(" to 2 high"), "{text}");
+
+    fs::write(folder.0.path().join("images/dog/3.ppm"), "no image").unwrap();
+    let error = folder.rejected(2, &[&fields[..], &split].concat());
+    assert!(error.contains("photos.csv, line 5: column \"file\": images/dog/3.ppm is"), "{error}");
+    let text = stdout(&folder.baton(&[&fields[..], &["--on-bad", "skip"]].concat()));
+    assert!(text.contains("set.beton: 5 samples") && text.contains("skipped 1 bad row"), "{text}");
+    let both = folder.baton(&[&fields[..], &split, &["--by", "species"]].concat());
+    assert_eq!(both.status.code(), Some(2), "--stratify and --by");
 }
 
 #[test]

@@ -24,7 +24,7 @@
 //! | `loader` | requests → batches, in order, prefetched |
 //! | [`mod@write`] | images, or values of any kind, → file |
 //! | [`synth`] | synthetic signals with a known target |
-//! | [`survey`], [`verify`], [`mod@bench`] | statistics, validation and loading speed of a file |
+//! | [`survey`], [`mod@statistics`], [`verify`], [`mod@bench`] | sizes, values, validation and loading speed of a file |
 //!
 //! A sample depends on (seed, epoch, sample) only: not on the number of ranks or threads, nor on where a job was
 //! interrupted.
@@ -50,6 +50,7 @@ pub mod random;
 mod resize;
 mod sample_blocks;
 pub mod shards;
+pub mod statistics;
 pub mod survey;
 pub mod synth;
 mod turbojpeg;

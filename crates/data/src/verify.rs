@@ -112,44 +112,57 @@ impl<'a> Verifier<'a> {
     /// from any thread. The faults are in the order of the samples.
     #[must_use]
     pub fn check_all(&self, threads: usize, progress: impl Fn(u64) + Sync) -> Vec<Error> {
-        let (next, found) = (AtomicU64::new(0), Mutex::new(Vec::new()));
-        let (stop, samples) = (AtomicBool::new(false), self.beton.len());
-        let record = |sample: u64, error: Error| {
-            found.lock().unwrap_or_else(PoisonError::into_inner).push((sample, error));
-        };
-        let work = || {
-            let mut buffers = match VerifyBuffers::new() {
-                Ok(buffers) => buffers,
-                Err(error) => return record(samples, error),
-            };
-            while !stop.load(Ordering::Relaxed) {
-                let start = next.fetch_add(CHUNK_SAMPLES, Ordering::Relaxed);
-                if start >= samples {
-                    return;
-                }
-                let end = samples.min(start + CHUNK_SAMPLES);
-                for sample in start..end {
-                    if let Err(error) = self.check(sample, &mut buffers) {
-                        record(sample, error);
-                    }
-                }
-                progress(end - start);
-            }
-        };
-        thread::scope(|scope| {
-            for _ in 0..threads.max(1) {
-                scope.spawn(|| {
-                    if catch_unwind(AssertUnwindSafe(work)).is_err() {
-                        stop.store(true, Ordering::Relaxed);
-                        record(samples, Error::Panicked);
-                    }
-                });
-            }
-        });
-        let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
-        found.sort_by_key(|(sample, _)| *sample);
-        found.into_iter().map(|(_, error)| error).collect()
+        let check = |buffers: &mut VerifyBuffers, sample| self.check(sample, buffers);
+        visit_samples(self.beton.len(), threads, VerifyBuffers::new, check, progress)
     }
+}
+
+/// Visits all samples with several threads, each with what `start` makes for it. `progress` is called with the number of newly
+/// visited samples, from any thread. The errors are in the order of the samples.
+pub(crate) fn visit_samples<W>(
+    samples: u64,
+    threads: usize,
+    start: impl Fn() -> Result<W, Error> + Sync,
+    visit: impl Fn(&mut W, u64) -> Result<(), Error> + Sync,
+    progress: impl Fn(u64) + Sync,
+) -> Vec<Error> {
+    let (next, found) = (AtomicU64::new(0), Mutex::new(Vec::new()));
+    let stop = AtomicBool::new(false);
+    let record = |sample: u64, error: Error| {
+        found.lock().unwrap_or_else(PoisonError::into_inner).push((sample, error));
+    };
+    let work = || {
+        let mut state = match start() {
+            Ok(state) => state,
+            Err(error) => return record(samples, error),
+        };
+        while !stop.load(Ordering::Relaxed) {
+            let start = next.fetch_add(CHUNK_SAMPLES, Ordering::Relaxed);
+            if start >= samples {
+                return;
+            }
+            let end = samples.min(start + CHUNK_SAMPLES);
+            for sample in start..end {
+                if let Err(error) = visit(&mut state, sample) {
+                    record(sample, error);
+                }
+            }
+            progress(end - start);
+        }
+    };
+    thread::scope(|scope| {
+        for _ in 0..threads.max(1) {
+            scope.spawn(|| {
+                if catch_unwind(AssertUnwindSafe(work)).is_err() {
+                    stop.store(true, Ordering::Relaxed);
+                    record(samples, Error::Panicked);
+                }
+            });
+        }
+    });
+    let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+    found.sort_by_key(|(sample, _)| *sample);
+    found.into_iter().map(|(_, error)| error).collect()
 }
 
 /// Decoder and buffers of a thread that checks samples.

@@ -14,7 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use baton_data::write::{MAX_TEXT_TOKENS, TextWriter};
+use baton_data::write::{FinishedFile, MAX_TEXT_TOKENS, TextWriter};
 
 pub use self::statistics::{LengthBin, TokenSetSize};
 use self::{count::SampleCounts, group::LineGroups, statistics::TokenStatistics};
@@ -199,9 +199,13 @@ pub fn tokenize(
     for set in [Some(&train), val.as_ref()].into_iter().flatten() {
         set.require_samples(first_skipped.as_ref())?;
     }
+    let mut finished = TokenSet::finish_all([Some(train), val].into_iter().flatten())?.into_iter();
+    let Some(train) = finished.next() else {
+        return Err(Error::Option("there is no file to write".to_owned()));
+    };
     Ok(TokenizedText {
-        train: train.finish()?,
-        val: val.map(TokenSet::finish).transpose()?,
+        train,
+        val: finished.next(),
         skipped,
         formats: counts.formats,
         template: template_path,
@@ -291,8 +295,13 @@ impl TokenSet {
         Err(Error::Option(format!("{} would have no samples: {cause}", self.path.display())))
     }
 
-    fn finish(self) -> Result<TokenSetSize, Error> {
-        let finished = self.writer.finish()?;
-        Ok(self.statistics.finished(self.path, finished.bytes))
+    fn finish_all(sets: impl Iterator<Item = Self>) -> Result<Vec<TokenSetSize>, Error> {
+        let (writers, rest): (Vec<_>, Vec<_>) =
+            sets.map(|set| (set.writer, (set.statistics, set.path))).unzip();
+        let finished = TextWriter::finish_all(writers)?.into_iter().zip(rest);
+        let size = |(finished, (statistics, path)): (FinishedFile, (TokenStatistics, PathBuf))| {
+            statistics.finished(path, finished.bytes)
+        };
+        Ok(finished.map(size).collect())
     }
 }

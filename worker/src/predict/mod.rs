@@ -284,6 +284,9 @@ fn join(folder: &Path, plan: &PredictionPlan, header: &str, out: &Path) -> Resul
         let text = BufReader::new(File::open(&path).map_err(failed)?);
         for line in text.lines() {
             let line = line.map_err(failed)?;
+            if part::is_batch_end(&line) {
+                continue;
+            }
             let sample = line.split(',').next().and_then(|sample| sample.parse::<u64>().ok());
             match sample {
                 Some(sample) if sample == next || (sample > next && plan.skips_bad_samples()) => {
@@ -363,5 +366,11 @@ fn part_file(folder: &Path, part: u32) -> PathBuf {
 }
 
 fn unwritable(path: &Path, error: &io::Error) -> Failure {
-    crash(format!("{}: {error}; give another --out, or make space", path.display()))
+    let remedy = match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "make space, or give another --out"
+        }
+        _ => "give another --out",
+    };
+    crash(format!("{}: {error}; {remedy}", path.display()))
 }

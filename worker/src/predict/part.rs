@@ -64,19 +64,21 @@ pub(super) fn predict(
     };
     let options = Options { cpus, ..Options::new(threads, ahead) };
     let mut loader = Loader::start(set.into(), &options, requests);
+    let mut number_of = next..plan.batches_of(part).end;
     while let Some(batch) = loader.next().transpose().map_err(Error::from)? {
         // All of its samples may be bad.
         let outputs = match batch.is_empty() {
             true => Vec::new(),
             false => learner.predict(&batch, EvaluatedWeights::Raw)?,
         };
+        let number = number_of.next().unwrap_or_default();
         let lines: String = batch
             .samples
             .iter()
             .zip(outputs.chunks(columns.outputs))
             .map(|(sample, outputs)| columns.line(*sample, Known::Nothing, outputs) + "\n")
             .collect();
-        file.write_all(lines.as_bytes()).map_err(failed)?;
+        file.write_all((lines.clone() + &batch_end(number, &lines)).as_bytes()).map_err(failed)?;
         // The parent may be gone; then this process is being killed.
         let _ = writeln!(io::stdout(), "{}", batch.len());
         loader.recycle(batch);
@@ -99,35 +101,44 @@ pub(super) fn done(path: &Path, plan: &PredictionPlan, part: u32) -> io::Result<
     })
 }
 
-/// The batch with which a part goes on, and the length of the file up to there. The last batch that has a line may be
-/// incomplete, so it is predicted again, unless its last sample has a line.
+/// First letter of the line that ends a batch.
+const BATCH_END: char = '#';
+
+/// Whether a line of a part is no prediction.
+pub(super) fn is_batch_end(line: &str) -> bool {
+    line.starts_with(BATCH_END)
+}
+
+/// The line that ends a batch: its number and the BLAKE3 digest of both and its lines, without which a batch is predicted again.
+fn batch_end(batch: u64, lines: &str) -> String {
+    let mut digest = blake3::Hasher::new();
+    digest.update(&batch.to_le_bytes()).update(lines.as_bytes());
+    format!("{BATCH_END}{batch},{}\n", digest.finalize())
+}
+
+/// The batch with which a part goes on, and the length of the file up to there: behind the last batch up to which all are whole
+/// and unchanged.
 fn continued(file: &File, plan: &PredictionPlan, part: u32) -> io::Result<(u64, u64)> {
     let batches = plan.batches_of(part);
     let (mut next, mut end, mut position) = (batches.start, 0, 0);
     let mut text = BufReader::new(file);
-    let mut line = Vec::new();
-    // The batch of the line before, and where its lines begin.
-    let mut current: Option<(u64, u64)> = None;
-    loop {
+    let (mut lines, mut line) = (String::new(), Vec::new());
+    while next < batches.end {
         line.clear();
-        let read = text.read_until(b'\n', &mut line)? as u64;
-        let sample = line.strip_suffix(b"\n").and_then(|line| {
-            std::str::from_utf8(line).ok()?.split(',').next()?.parse::<u64>().ok()
-        });
-        let batch = sample.map(|sample| sample / plan.batch);
-        let Some((sample, batch)) = sample.zip(batch).filter(|(_, batch)| batches.contains(batch))
-        else {
-            return Ok((next, end));
+        position += text.read_until(b'\n', &mut line)? as u64;
+        let Some(line) = std::str::from_utf8(&line).ok().filter(|line| line.ends_with('\n')) else {
+            break;
         };
-        if current.is_none_or(|(current, _)| current != batch) {
-            (next, end) = (batch, position);
-            current = Some((batch, position));
-        }
-        position += read;
-        if sample + 1 == ((batch + 1) * plan.batch).min(plan.samples) {
-            (next, end) = (batch + 1, position);
+        if !is_batch_end(line) {
+            lines.push_str(line);
+        } else if line == batch_end(next, &lines) {
+            (next, end) = (next + 1, position);
+            lines.clear();
+        } else {
+            break;
         }
     }
+    Ok((next, end))
 }
 
 #[cfg(test)]
@@ -158,34 +169,53 @@ mod tests {
         assert_eq!((plan().samples_of(0), plan().samples_of(1)), (12, 13));
     }
 
+    /// Whole batches of the plan with these samples.
+    fn batches(numbers: std::ops::Range<u64>) -> String {
+        let batch = |number: u64| {
+            let lines = lines(number * 4..((number + 1) * 4).min(25));
+            lines.clone() + &batch_end(number, &lines)
+        };
+        numbers.map(batch).collect()
+    }
+
     #[test]
     fn a_part_goes_on_behind_its_last_whole_batch() {
-        let len = |samples: std::ops::Range<u64>| lines(samples).len() as u64;
+        let len = |numbers| batches(numbers).len() as u64;
         assert_eq!(continued_after(0, ""), (0, 0));
-        assert_eq!(continued_after(0, &lines(0..4)), (1, len(0..4)));
-        assert_eq!(continued_after(0, &lines(0..6)), (1, len(0..4)));
-        assert_eq!(continued_after(0, &lines(0..12)), (3, len(0..12)));
+        assert_eq!(continued_after(0, &batches(0..1)), (1, len(0..1)));
+        assert_eq!(continued_after(0, &(batches(0..1) + &lines(4..8))), (1, len(0..1)));
+        assert_eq!(continued_after(0, &batches(0..3)), (3, len(0..3)));
         // The last batch has one sample.
-        assert_eq!(continued_after(1, &lines(12..25)), (7, len(12..25)));
+        assert_eq!(continued_after(1, &batches(3..7)), (7, len(3..7)));
+        // All samples of a batch may be bad.
+        let empty = batches(0..1) + &batch_end(1, "");
+        assert_eq!(continued_after(0, &empty), (2, empty.len() as u64));
     }
 
     #[test]
-    fn an_incomplete_line_and_what_belongs_to_no_batch_of_the_part_are_cut_off() {
-        let len = lines(0..4).len() as u64;
-        let cut = [lines(0..7), "7,1,0".to_owned()].concat();
-        assert_eq!(continued_after(0, &cut), (1, len));
-        let foreign = [lines(0..4), lines(12..13)].concat();
-        assert_eq!(continued_after(0, &foreign), (1, len));
-        let zeros = [lines(0..4).into_bytes(), vec![0; 100]].concat();
-        assert_eq!(continued_after(0, std::str::from_utf8(&zeros).unwrap()), (1, len));
+    fn a_batch_that_is_not_as_it_was_written_is_predicted_again() {
+        let whole = batches(0..3);
+        let first = (1, batches(0..1).len() as u64);
+        let second = first.1 as usize;
+        let removed = whole.lines().filter(|line| !line.starts_with("5,"));
+        let changes = [
+            whole[..whole.len() - 1].replace("\n6,1,", "\n6,2,"),
+            removed.map(|line| format!("{line}\n")).collect(),
+            batches(0..1) + &batches(2..3),
+            batches(0..1) + &lines(12..13) + &batches(1..2),
+            batches(0..1) + &"\0".repeat(100),
+            whole[..second + 9].to_owned(),
+        ];
+        for change in changes {
+            assert_eq!(continued_after(0, &change), first, "{change:?}");
+        }
+        // Lines of a version that did not mark batches.
+        assert_eq!(continued_after(0, &lines(0..12)), (0, 0));
     }
 
     #[test]
-    fn a_batch_whose_last_sample_is_bad_is_predicted_again() {
-        let first = lines(0..4).len() as u64;
-        assert_eq!(continued_after(0, &lines([0, 1, 2, 3, 4, 5, 6])), (1, first));
-        // A later batch shows that it was complete.
-        let both = lines([0, 1, 2, 3, 4, 5, 6]);
-        assert_eq!(continued_after(0, &(both.clone() + &lines([8]))), (2, both.len() as u64));
+    fn what_follows_the_last_batch_is_cut_off() {
+        let whole = batches(0..3);
+        assert_eq!(continued_after(0, &(whole.clone() + "99,1,0.5\n")), (3, whole.len() as u64));
     }
 }

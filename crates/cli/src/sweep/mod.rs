@@ -35,7 +35,7 @@ use tokio::{process::Command, sync::mpsc};
 use self::{
     after::{AfterTrial, after},
     halving::{Decision, Halving, Reached, TrialEnd},
-    record::{EvaluatedTrial, EvaluationWatch, SavedEnd, TrialRecord},
+    record::{AppendedLines, EvaluatedTrial, SavedEnd, TrialRecord},
     slots::MachineShare,
     space::TrialSettings,
     table::{SweepResults, configurations, folder_name},
@@ -214,7 +214,8 @@ struct Running {
     child: Child,
     /// Number of evaluations after which it is to stop.
     until: Option<usize>,
-    evaluations: EvaluationWatch,
+    metrics: AppendedLines,
+    log: AppendedLines,
     /// Whether it was asked to save and stop.
     is_stopping: bool,
     since: Instant,
@@ -269,7 +270,10 @@ impl Sweep {
                     }
                     Input::Signal(name) => self.handle_signal(name),
                 },
-                _ = look.tick() => self.stop_compared(),
+                _ = look.tick() => {
+                    self.show_restarts();
+                    self.stop_compared();
+                }
                 _ = progress.tick() => self.show_progress(),
             }
         }
@@ -401,7 +405,9 @@ impl Sweep {
         if let Some(gpus) = &self.slots[slot].gpus {
             command.env("CUDA_VISIBLE_DEVICES", gpus);
         }
-        let mut child = Child::new("trial", trial.run_dir.join("logs/up.log"));
+        let log = trial.run_dir.join("logs/up.log");
+        let mut child = Child::new("trial", log.clone());
+        let log = AppendedLines::of_log(&log);
         let queue = self.queue.clone();
         // The child inherits the cores of this thread.
         let all = CpuShare::of_rank(0, 1);
@@ -416,9 +422,9 @@ impl Sweep {
             self.label(number),
             trial.run_dir.display()
         ));
-        let evaluations = EvaluationWatch::new(&trial.run_dir);
+        let metrics = AppendedLines::of_metrics(&trial.run_dir);
         let since = Instant::now();
-        Ok(Running { trial: number, child, until, evaluations, is_stopping: false, since })
+        Ok(Running { trial: number, child, until, metrics, log, is_stopping: false, since })
     }
 
     /// `003 (schedule.peak_lr=1e-3 seed=0)`
@@ -499,8 +505,8 @@ impl Sweep {
     /// Lets trials that have made enough evaluations save and stop, unless it is known already that they go on.
     fn stop_compared(&mut self) {
         let compared = self.running.iter_mut().flatten().filter(|running| running.until.is_some());
-        let evaluated =
-            compared.filter_map(|running| running.evaluations.has_new().then_some(running.trial));
+        let evaluated = compared
+            .filter_map(|running| running.metrics.has_evaluation().then_some(running.trial));
         let evaluated: Vec<usize> = evaluated.collect();
         if evaluated.is_empty() {
             return;
@@ -516,6 +522,16 @@ impl Sweep {
                 }
             }
         }
+    }
+
+    /// A trial whose processes end again and again does not train.
+    fn show_restarts(&mut self) {
+        let running = self.running.iter_mut().flatten();
+        let restarts = running.flat_map(|running| {
+            let trial = folder_name(running.trial);
+            running.log.restarts().into_iter().map(move |line| format!("{trial}: {line}"))
+        });
+        restarts.for_each(output::note);
     }
 
     fn show_progress(&self) {

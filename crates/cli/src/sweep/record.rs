@@ -127,23 +127,41 @@ fn metrics_of(run_dir: &Path) -> PathBuf {
     run_dir.join("metrics.jsonl")
 }
 
-/// Looks whether a trial that trains has been evaluated again, without reading all of its metrics each time.
+/// The lines that are appended to a file of a trial that trains, without reading all of it each time.
 #[derive(Debug)]
-pub(super) struct EvaluationWatch {
+pub(super) struct AppendedLines {
     path: PathBuf,
     /// Bytes that were looked at.
     seen: u64,
 }
 
-impl EvaluationWatch {
-    pub(super) fn new(run_dir: &Path) -> Self {
+impl AppendedLines {
+    /// All metrics of a trial, and those that follow.
+    pub(super) fn of_metrics(run_dir: &Path) -> Self {
         Self { path: metrics_of(run_dir), seen: 0 }
     }
 
+    /// What follows in a log.
+    pub(super) fn of_log(path: &Path) -> Self {
+        let seen = path.metadata().map_or(0, |log| log.len());
+        Self { path: path.to_owned(), seen }
+    }
+
     /// Whether there is an evaluation in the lines since the last call.
-    pub(super) fn has_new(&mut self) -> bool {
-        let lines = self.new_lines().unwrap_or_default();
-        String::from_utf8_lossy(&lines).contains("\"evaluation\":")
+    pub(super) fn has_evaluation(&mut self) -> bool {
+        self.next().contains("\"evaluation\":")
+    }
+
+    /// The lines since the last call that say that a process of the trial ended and is started again, as they do in a log.
+    pub(super) fn restarts(&mut self) -> Vec<String> {
+        let lines = self.next();
+        let lines = lines.lines().filter_map(|line| line.strip_prefix("baton: "));
+        lines.filter(|line| line.contains("restart")).map(str::to_owned).collect()
+    }
+
+    /// The whole lines since the last call.
+    fn next(&mut self) -> String {
+        String::from_utf8_lossy(&self.new_lines().unwrap_or_default()).into_owned()
     }
 
     fn new_lines(&mut self) -> std::io::Result<Vec<u8>> {
@@ -271,8 +289,8 @@ mod tests {
     #[test]
     fn each_evaluation_is_new_once_also_after_the_file_was_written_anew() {
         let folder = tempfile::tempdir().unwrap();
-        let mut watch = EvaluationWatch::new(folder.path());
-        assert!(!watch.has_new(), "there is no file yet");
+        let mut watch = AppendedLines::of_metrics(folder.path());
+        assert!(!watch.has_evaluation(), "there is no file yet");
         let path = folder.path().join("metrics.jsonl");
         let append = |text: &str| {
             let mut file = fs::OpenOptions::new().create(true).append(true).open(&path).unwrap();
@@ -282,10 +300,25 @@ mod tests {
         let (start, end) = line.split_at(line.len() - 1);
         append("{\"step\":{}}\n");
         append(start);
-        assert!(!watch.has_new(), "the line is not complete");
+        assert!(!watch.has_evaluation(), "the line is not complete");
         append(end);
-        assert_eq!([watch.has_new(), watch.has_new()], [true, false]);
+        assert_eq!([watch.has_evaluation(), watch.has_evaluation()], [true, false]);
         fs::write(&path, &line).unwrap();
-        assert_eq!([watch.has_new(), watch.has_new()], [true, false]);
+        assert_eq!([watch.has_evaluation(), watch.has_evaluation()], [true, false]);
+    }
+
+    #[test]
+    fn restarts_in_the_log_of_this_start_are_reported_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("up.log");
+        let restart = "the coordinator ended with exit code 1 (no space); restarting it";
+        let line = format!("baton: {restart}\n");
+        fs::write(&path, &line).unwrap();
+        let mut log = AppendedLines::of_log(&path);
+        assert!(log.restarts().is_empty(), "of an earlier start");
+        let mut file = fs::OpenOptions::new().append(true).open(&path).unwrap();
+        file.write_all(format!("step 10\n{line}").as_bytes()).unwrap();
+        assert_eq!(log.restarts(), [restart]);
+        assert!(log.restarts().is_empty());
     }
 }

@@ -33,7 +33,17 @@ const LOCK_POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Time after which a coordinator that still answers is considered in use, not about to end.
 const IN_USE_AFTER: Duration = Duration::from_secs(3);
 
+/// Name of the locked file in the run folder.
+const RUN_LOCK_FILE: &str = "baton-up.lock";
+
 impl RunLock {
+    /// Whether a `baton up` or its processes hold the lock of a run folder.
+    pub(crate) fn is_held(run_dir: &Path) -> bool {
+        let lock = File::open(run_dir.join(RUN_LOCK_FILE));
+        let locked = lock.map(|file| flock(&file, FlockOperation::NonBlockingLockShared));
+        locked.is_ok_and(|locked| locked == Err(Errno::WOULDBLOCK))
+    }
+
     /// Creates the run folder and locks it. Waits up to `timeout` for processes of an earlier run to end; `waiting` is
     /// called once if it has to wait. `flag` is the one that names the folder.
     pub(crate) async fn take(
@@ -42,7 +52,7 @@ impl RunLock {
         timeout: Duration,
         mut waiting: impl FnMut(),
     ) -> Result<Self, Failure> {
-        let path = run_dir.join("baton-up.lock");
+        let path = run_dir.join(RUN_LOCK_FILE);
         let unusable = |error: &dyn std::fmt::Display| {
             let dir = run_dir.display();
             bad_input(format!("run folder {dir}: {error}; give a writable one with {flag}"))
@@ -116,7 +126,7 @@ mod tests {
             (lock, has_waited)
         };
         let (first, has_waited) = take(Duration::ZERO).await;
-        assert!(!has_waited);
+        assert!(!has_waited && RunLock::is_held(folder.path()));
         let mut child = std::process::Command::new("sleep").arg("600").spawn().unwrap();
 
         drop(first.unwrap());
@@ -128,5 +138,8 @@ mod tests {
         child.wait().unwrap();
         let (third, _) = take(Duration::from_secs(60)).await;
         assert!(third.is_ok());
+        drop(third);
+        assert!(!RunLock::is_held(folder.path()));
+        assert!(!RunLock::is_held(&folder.path().join("nowhere")));
     }
 }

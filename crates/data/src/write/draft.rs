@@ -7,6 +7,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use rustix::{
+    fs::{CWD, RenameFlags, renameat_with},
+    io::Errno,
+};
+
 use super::Error;
 use crate::file::{is_at, try_lock};
 
@@ -23,6 +28,10 @@ pub(super) struct Draft {
 impl Draft {
     /// An empty draft.
     pub(super) fn create(target: &Path) -> Result<Self, Error> {
+        // A path with a slash at its end can only be a folder.
+        if target.as_os_str().as_encoded_bytes().ends_with(b"/") {
+            return Err(Error::Target { path: target.to_owned() });
+        }
         let mut name = OsString::from(".");
         name.push(target.file_name().ok_or_else(|| Error::Target { path: target.to_owned() })?);
         name.push(".draft");
@@ -79,14 +88,56 @@ impl Draft {
 
     /// Renames the file, which is [synced](Self::sync), to its target.
     pub(super) fn publish(mut self) -> Result<(), Error> {
-        fs::rename(&self.path, &self.target).map_err(failed("rename", &self.path))?;
+        self.rename()?;
+        self.sync_folder()
+    }
+
+    fn rename(&mut self) -> Result<(), Error> {
+        fs::rename(&self.path, &self.target).map_err(failed("replace", &self.target))?;
         self.finished = true;
+        Ok(())
+    }
+
+    /// Exchanges the file with its target, where the file system can do that; otherwise renames it.
+    fn exchange(&mut self) -> Result<(), Error> {
+        match renameat_with(CWD, &self.path, CWD, &self.target, RenameFlags::EXCHANGE) {
+            Ok(()) => Ok(()),
+            // There is no target yet; or an older file system.
+            Err(Errno::NOENT | Errno::NOSYS | Errno::INVAL | Errno::OPNOTSUPP) => self.rename(),
+            Err(error) => Err(failed("replace", &self.target)(error.into())),
+        }
+    }
+
+    /// Undoes an [`exchange`](Self::exchange), or the renaming of a file that had no older one.
+    fn put_back(&mut self) {
+        let undone = match self.finished {
+            false => renameat_with(CWD, &self.path, CWD, &self.target, RenameFlags::EXCHANGE),
+            true => renameat_with(CWD, &self.target, CWD, &self.path, RenameFlags::NOREPLACE),
+        };
+        // Best effort, as there is another failure to report. What is not put back must stay.
+        self.finished = undone.is_err();
+    }
+
+    fn sync_folder(&self) -> Result<(), Error> {
         let folder = match self.target.parent() {
             Some(folder) if folder != Path::new("") => folder,
             _ => Path::new("."),
         };
         File::open(folder).and_then(|file| file.sync_all()).map_err(failed("sync", folder))
     }
+}
+
+/// Renames files that belong together, which are [synced](Draft::sync), to their targets. If one cannot be renamed, the older
+/// files of the others are put back.
+pub(super) fn publish_all(mut drafts: Vec<Draft>) -> Result<(), Error> {
+    for number in 0..drafts.len() {
+        if let Err(error) = drafts[number].exchange() {
+            drafts[..number].iter_mut().for_each(Draft::put_back);
+            return Err(error);
+        }
+    }
+    // The older files now have the names of the drafts, and are removed with them.
+    drafts.iter().try_for_each(Draft::sync_folder)
 }
 
 impl Drop for Draft {
@@ -164,10 +215,46 @@ mod tests {
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2, "nothing is left behind");
     }
 
+    /// Drafts of a.beton, b.beton and c.beton with `text`.
+    fn drafts(folder: &Path, text: &str) -> Vec<Draft> {
+        let draft = |name| {
+            let mut draft = Draft::create(&folder.join(name)).unwrap();
+            draft.write(text.as_bytes()).unwrap();
+            draft
+        };
+        ["a.beton", "b.beton", "c.beton"].map(draft).into()
+    }
+
+    #[test]
+    fn files_that_belong_together_are_all_replaced_or_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
+        publish_all(drafts(folder.path(), "old")).unwrap();
+        publish_all(drafts(folder.path(), "older")).unwrap();
+        assert_eq!(["a.beton", "b.beton", "c.beton"].map(read), ["older"; 3]);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3, "nothing else is left");
+
+        // The second has no older file, and the third becomes a folder while they are written.
+        fs::remove_file(folder.path().join("b.beton")).unwrap();
+        let drafts = drafts(folder.path(), "new");
+        fs::remove_file(folder.path().join("c.beton")).unwrap();
+        fs::create_dir_all(folder.path().join("c.beton/full")).unwrap();
+        fs::remove_file(folder.path().join(".c.beton.draft")).unwrap();
+        let error = publish_all(drafts).unwrap_err().to_string();
+        assert!(error.contains("cannot replace ") && error.contains("c.beton"), "{error}");
+        assert_eq!(read("a.beton"), "older");
+        let mut names: Vec<_> =
+            fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        names.sort();
+        assert_eq!(names, ["a.beton", "c.beton"], "b.beton would have only a part");
+    }
+
     #[test]
     fn a_missing_folder_and_a_target_without_a_name_are_reported() {
         let missing = Draft::create(Path::new("/nowhere/set.beton"));
         assert!(matches!(missing, Err(Error::Folder { .. })), "{missing:?}");
-        assert!(matches!(Draft::create(Path::new("/")), Err(Error::Target { .. })));
+        for target in ["/", "/tmp/set.beton/"] {
+            assert!(matches!(Draft::create(Path::new(target)), Err(Error::Target { .. })));
+        }
     }
 }

@@ -1,6 +1,9 @@
 //! Converts an image file to the stored image.
 
-use std::io::Cursor;
+use std::{
+    io::Cursor,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
 
 use image::{DynamicImage, ImageReader};
 
@@ -110,8 +113,47 @@ pub(super) enum Origin {
     Source,
 }
 
-/// Encodes images one after the other, with reused buffers. Each thread needs its own.
+/// Encodes images one after the other, with reused buffers, whatever their decoders do. Each thread needs its own.
 pub(super) struct ImageEncoder {
+    encoding: Encoding,
+    buffers: Option<EncoderBuffers>,
+}
+
+impl ImageEncoder {
+    pub(super) fn new(encoding: Encoding) -> Self {
+        Self { encoding, buffers: None }
+    }
+
+    /// Encodes an image file. The format is detected from its bytes. `position` is the position of the image in the
+    /// source.
+    ///
+    /// # Errors
+    /// libjpeg-turbo cannot be started; the inner result is about the image.
+    pub(super) fn prepare(
+        &mut self,
+        source: &[u8],
+        position: u64,
+    ) -> Result<Result<StoredImage, BadImage>, Error> {
+        let mut buffers = match self.buffers.take() {
+            Some(buffers) => buffers,
+            None => EncoderBuffers::new(self.encoding)?,
+        };
+        // Decoders of rare formats may panic on unusual files.
+        let prepared = catch_unwind(AssertUnwindSafe(|| buffers.prepare(source, position)));
+        Ok(match prepared {
+            Ok(prepared) => {
+                self.buffers = Some(buffers);
+                prepared
+            }
+            Err(_) => {
+                Err(BadImage::Decode("its decoder panicked, see the message on stderr".to_owned()))
+            }
+        })
+    }
+}
+
+/// libjpeg-turbo and the buffers of an [`ImageEncoder`].
+struct EncoderBuffers {
     encoding: Encoding,
     decompressor: Decompressor,
     compressor: Compressor,
@@ -120,8 +162,8 @@ pub(super) struct ImageEncoder {
     reduced: Vec<u8>,
 }
 
-impl ImageEncoder {
-    pub(super) fn new(encoding: Encoding) -> Result<Self, Error> {
+impl EncoderBuffers {
+    fn new(encoding: Encoding) -> Result<Self, Error> {
         Ok(Self {
             encoding,
             decompressor: Decompressor::new().map_err(Error::Jpeg)?,
@@ -132,13 +174,7 @@ impl ImageEncoder {
         })
     }
 
-    /// Encodes an image file. The format is detected from its bytes. `position` is the position of the image in the
-    /// source.
-    pub(super) fn prepare(
-        &mut self,
-        source: &[u8],
-        position: u64,
-    ) -> Result<StoredImage, BadImage> {
+    fn prepare(&mut self, source: &[u8], position: u64) -> Result<StoredImage, BadImage> {
         let decoded = self.decode(source)?;
         let (width, height) = self.encoding.size(decoded.width, decoded.height);
         let mode = self.encoding.mode(position, width, height);
@@ -204,7 +240,7 @@ fn check_size(mode: Mode, width: u32, height: u32) -> Result<(), BadImage> {
     Ok(())
 }
 
-/// Properties of the image in [`ImageEncoder::rgb`].
+/// Properties of the image in [`EncoderBuffers::rgb`].
 #[derive(Clone, Copy)]
 struct Decoded {
     width: u32,

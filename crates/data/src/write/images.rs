@@ -6,8 +6,8 @@ use std::{
 };
 
 use super::{
-    BadImage, Error, Field, FieldKind, FinishedFile, Item, Source, Value, Writer,
-    draft::Draft,
+    BadImage, Error, Field, FieldKind, FinishedFile, Source, Value, Writer,
+    draft::{Draft, publish_all},
     encoding::{Encoding, Origin},
     pipeline::prepare_all,
     progress::{DoneShard, WriteProgress},
@@ -33,6 +33,9 @@ pub struct Options {
     /// Number of shards. With `None` the target is one file; with N it becomes N files with contiguous parts, for
     /// example `train-00000-of-00005.beton` for `train.beton`.
     pub shards: Option<u32>,
+    /// Further files with a share of the images of each class, which are then not in the first; not with shards. The images'
+    /// paths decide which.
+    pub others: Vec<(PathBuf, f64)>,
     /// Whether to keep finished shards of the same write after an interruption.
     pub resume: bool,
     /// What to do about images that cannot be stored.
@@ -119,7 +122,7 @@ pub struct OutputFile {
 pub struct Summary {
     /// Sums over all files, including kept ones.
     pub tally: ImageCounts,
-    /// The files, in the order of the samples.
+    /// The files: shards in the order of the samples, or the first file and the others.
     pub files: Vec<OutputFile>,
     /// The list of class names, one per line by label, if the source has names.
     pub classes: Option<PathBuf>,
@@ -128,7 +131,7 @@ pub struct Summary {
 /// Writes a data set of images with a label each, in the order of the source.
 ///
 /// The bytes of the files depend on source and options, not on the number of threads. A file gets its name when it is
-/// complete and durable, and replaces an older one. If the source has class names, they are written to
+/// complete and durable, together with the others, and replaces an older one; a shard does not wait for others. If the source has class names, they are written to
 /// `TARGET.classes.txt`. With shards, `TARGET-write.json` records the parameters of the write and the finished
 /// shards.
 ///
@@ -146,7 +149,14 @@ pub fn write_images(
     options.encoding.check()?;
     let images = source.items.len();
     let (mut progress, paths) = match options.shards {
-        None => (None, vec![target.to_owned()]),
+        None => {
+            let others = options.others.iter().map(|(path, _)| path.clone());
+            (None, std::iter::once(target.to_owned()).chain(others).collect::<Vec<_>>())
+        }
+        Some(_) if !options.others.is_empty() => {
+            let reason = "shards cannot be divided among files: write one file each";
+            return Err(Error::Option(reason.to_owned()));
+        }
         Some(shards) => {
             if shards == 0 || shards as usize > images {
                 return Err(Error::Option(format!(
@@ -162,33 +172,57 @@ pub fn write_images(
         return Err(Error::Option(reason.to_owned()));
     }
 
+    let list =
+        source.classes.as_ref().map(|classes| (classes, with_suffix(target, ".classes.txt")));
+    let lists: Vec<PathBuf> = list.iter().map(|(_, path)| path.clone()).collect();
+    super::check_targets(target, &options.others, &lists, &source.path)?;
+    let parts = match options.shards {
+        None => {
+            let shares: Vec<f64> = options.others.iter().map(|(_, share)| *share).collect();
+            source.divided(&shares)
+        }
+        Some(_) => {
+            let border = |shard: usize| images * shard / paths.len();
+            (0..paths.len()).map(|shard| (border(shard)..border(shard + 1)).collect()).collect()
+        }
+    };
+    if let Some(empty) = parts.iter().position(Vec::is_empty) {
+        let reason = format!(
+            "no image is for {}: each class has too few for {} files",
+            paths[empty].display(),
+            paths.len()
+        );
+        return Err(Error::Source { path: source.path.clone(), reason });
+    }
+
     // Before any other file is replaced.
-    let list = source.classes.as_ref().map(|classes| {
-        let path = with_suffix(target, ".classes.txt");
-        Draft::create(&path).map(|draft| (classes, path, draft))
-    });
+    let list = list.map(|(classes, path)| Draft::create(&path).map(|draft| (classes, path, draft)));
     let list = list.transpose()?;
 
     let mut summary = Summary { tally: ImageCounts::default(), files: Vec::new(), classes: None };
-    for (shard, path) in paths.iter().enumerate() {
-        let range = images * shard / paths.len()..images * (shard + 1) / paths.len();
+    let mut complete = Vec::new();
+    for (number, (path, positions)) in paths.iter().zip(&parts).enumerate() {
         // If bad images are errors, a shard from which some were skipped is written again, to report them.
         let skips = options.on_bad_image == OnBadImage::Skip;
         let kept = progress
             .as_ref()
-            .and_then(|progress| progress.done(shard, path))
+            .and_then(|progress| progress.done(number, path))
             .filter(|done| skips || done.tally.skipped == 0);
         let (done, is_kept) = match kept {
             Some(done) => {
-                let images = range.len() as u64;
+                let images = positions.len() as u64;
                 on_event(WriteEvent::Kept { path, samples: done.tally.samples, images });
                 (done, true)
             }
             None => {
-                let items = &source.items[range.clone()];
-                let done = write_file(source, items, range.start as u64, path, options, on_event)?;
-                if let Some(progress) = &mut progress {
-                    progress.add(shard, done)?;
+                let (done, draft) = write_file(source, positions, path, options, on_event)?;
+                match &mut progress {
+                    Some(progress) => {
+                        draft.publish()?;
+                        progress.add(number, done)?;
+                    }
+                    // They belong together.
+                    None => complete.push(draft),
                 }
                 (done, false)
             }
@@ -203,29 +237,30 @@ pub fn write_images(
     }
     if let Some((classes, path, mut draft)) = list {
         draft.write_lines(classes)?;
-        draft.finish()?;
+        draft.sync()?;
+        complete.push(draft);
         summary.classes = Some(path);
     }
+    publish_all(complete)?;
     Ok(summary)
 }
 
-/// Writes one file of consecutive items; `first` is the position of the first in the source.
+/// Writes one file of the images at these positions of the source, up to its name.
 fn write_file(
     source: &Source,
-    items: &[Item],
-    first: u64,
+    positions: &[usize],
     path: &Path,
     options: &Options,
     on_event: &mut dyn FnMut(WriteEvent<'_>),
-) -> Result<DoneShard, Error> {
+) -> Result<(DoneShard, Draft), Error> {
     let fields = vec![
         Field::new(&options.image_field, FieldKind::RgbImage),
         Field::new(&options.label_field, FieldKind::Int),
     ];
-    let mut writer = Writer::create(path, fields, items.len() as u64, options.page_bytes)?;
+    let mut writer = Writer::create(path, fields, positions.len() as u64, options.page_bytes)?;
     let mut tally = ImageCounts::default();
     let mut bad = BadImages { count: 0, first: None };
-    prepare_all(items, first, options.encoding, options.threads, |item, prepared| {
+    prepare_all(&source.items, positions, options.encoding, options.threads, |item, prepared| {
         let fits = prepared.outcome.and_then(|picture| {
             let (needed, page_bytes) = (picture.bytes.len() as u64, options.page_bytes);
             let fits = needed <= u64::from(page_bytes);
@@ -261,9 +296,9 @@ fn write_file(
         return Err(bad.error(source));
     }
     tally.skipped = bad.count;
-    let written = writer.finish()?;
+    let (draft, written) = writer.complete()?;
     on_event(WriteEvent::Wrote { path, written });
-    Ok(DoneShard { bytes: written.bytes, tally })
+    Ok((DoneShard { bytes: written.bytes, tally }, draft))
 }
 
 /// Bad images of the file being written.

@@ -13,17 +13,21 @@
 //! | `file` | [`Writer`]: pages, allocation table, header |
 //! | `draft` | a file that gets its name only when it is complete |
 //! | `source` | class folders and lists |
+//! | `archive` | tar archives |
 //! | `encoding` | an image file → the stored image |
 //! | `jpeg` | libjpeg-turbo |
 //! | `pipeline` | threads that encode images, with results in order |
 //! | `images` | [`write_images`]: files, shards, bad images |
 //! | `split` | [`KeySplit`]: which of several files a sample is written to |
-//! | `table` | [`write_table`]: columns of CSV and TSV files |
+//! | `table` | [`write_table`]: CSV and TSV files |
+//! | `column` | [`TableField`]: columns of a table → values of a field |
 //! | `text` | [`TextWriter`]: token ids with labels |
 //! | `recording` | long signals in `.npy` and `.wav` files |
 //! | `window` | [`write_windows`]: windows of recordings |
 //! | `progress` | record of the finished shards |
 
+mod archive;
+mod column;
 mod draft;
 mod encoding;
 mod error;
@@ -43,6 +47,7 @@ mod window;
 use std::path::{Path, PathBuf};
 
 pub use self::{
+    column::TableField,
     encoding::{Encoding, JpegSelection},
     error::{BadImage, Error},
     field::{Array, Field, FieldKind, Value},
@@ -50,9 +55,9 @@ pub use self::{
     images::{
         ImageCounts, OnBadImage, Options, OutputFile, Summary, WriteEvent, shard_path, write_images,
     },
-    source::{EXTENSIONS, Item, Source},
+    source::{ArchivedFile, EXTENSIONS, Item, Source},
     split::KeySplit,
-    table::{TableField, TableOptions, WrittenTable, write_table},
+    table::{TableOptions, WrittenTable, write_table},
     text::{MAX_TEXT_TOKENS, TextWriter},
     window::{
         LabelTable, LabelTimes, RECORDING_FIELD, START_FIELD, WINDOW_FIELD, WINDOW_LABEL_FIELD,

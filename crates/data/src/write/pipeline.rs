@@ -2,11 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    fs::File,
-    io::Read,
     num::NonZeroUsize,
-    panic::{AssertUnwindSafe, catch_unwind},
-    path::Path,
     sync::{Mutex, PoisonError, mpsc},
     thread,
 };
@@ -27,19 +23,19 @@ pub(super) struct Prepared {
     pub(super) source_bytes: u64,
 }
 
-/// Encodes all items and calls `take` for each, in order. `first` is the position of the first item in the source.
+/// Encodes the items at these positions of the source and calls `take` for each, in order.
 ///
 /// # Errors
 /// The first error of `take`; or threads or libjpeg-turbo cannot be started.
 pub(super) fn prepare_all(
     items: &[Item],
-    first: u64,
+    positions: &[usize],
     encoding: Encoding,
     threads: NonZeroUsize,
     mut take: impl FnMut(&Item, Prepared) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let threads = threads.get().min(items.len());
-    let window = (threads * AHEAD_PER_THREAD).min(items.len());
+    let threads = threads.get().min(positions.len());
+    let window = (threads * AHEAD_PER_THREAD).min(positions.len());
     thread::scope(|scope| {
         // This closure owns its ends of the channels: when it returns, also with an error, the channels close and the
         // threads end.
@@ -51,26 +47,26 @@ pub(super) fn prepare_all(
             let next_job = move || queue.lock().unwrap_or_else(PoisonError::into_inner).recv().ok();
             thread::Builder::new()
                 .name(format!("write-{number}"))
-                .spawn_scoped(scope, move || work(items, first, encoding, next_job, &results))
+                .spawn_scoped(scope, move || work(items, encoding, next_job, &results))
                 .map_err(Error::Thread)?;
         }
         drop((queue, results));
 
         let mut submitted = 0;
         let mut early = BTreeMap::new();
-        for (position, item) in items.iter().enumerate() {
-            while submitted < items.len() && submitted < position + window {
-                jobs.send(submitted).map_err(|_| Error::Ended)?;
+        for (taken, position) in positions.iter().enumerate() {
+            while submitted < positions.len() && submitted < taken + window {
+                jobs.send(positions[submitted]).map_err(|_| Error::Ended)?;
                 submitted += 1;
             }
             let prepared = loop {
-                if let Some(prepared) = early.remove(&position) {
+                if let Some(prepared) = early.remove(position) {
                     break prepared;
                 }
                 let (position, done) = prepared.recv().map_err(|_| Error::Ended)??;
                 early.insert(position, done);
             };
-            take(item, prepared)?;
+            take(&items[*position], prepared)?;
         }
         Ok(())
     })
@@ -79,39 +75,22 @@ pub(super) fn prepare_all(
 /// Main function of a thread: encodes images until there are no more positions or the results are no longer received.
 fn work(
     items: &[Item],
-    first: u64,
     encoding: Encoding,
     next_job: impl Fn() -> Option<usize>,
     results: &mpsc::Sender<Result<(usize, Prepared), Error>>,
 ) {
-    let mut encoder = None;
+    let mut encoder = ImageEncoder::new(encoding);
     let mut source = Vec::new();
     while let Some(position) = next_job() {
-        let mut attempt = || {
-            let encoder = match &mut encoder {
-                Some(encoder) => encoder,
-                none => none.insert(ImageEncoder::new(encoding)?),
-            };
-            let outcome = read(&items[position].path, &mut source)
-                .and_then(|()| encoder.prepare(&source, first + position as u64));
-            Ok((position, Prepared { outcome, source_bytes: source.len() as u64 }))
+        let read = items[position].read(&mut source);
+        let outcome = match read {
+            Ok(()) => encoder.prepare(&source, position as u64),
+            Err(error) => Ok(Err(BadImage::Read(error.to_string()))),
         };
-        // Decoders of rare formats may panic on unusual files.
-        let done = catch_unwind(AssertUnwindSafe(&mut attempt)).unwrap_or_else(|_| {
-            encoder = None;
-            let reason = "its decoder panicked, see the message on stderr".to_owned();
-            let outcome = Err(BadImage::Decode(reason));
-            Ok((position, Prepared { outcome, source_bytes: source.len() as u64 }))
-        });
+        let done = outcome
+            .map(|outcome| (position, Prepared { outcome, source_bytes: source.len() as u64 }));
         if results.send(done).is_err() {
             return;
         }
     }
-}
-
-/// Reads a whole file into a buffer that is reused.
-fn read(path: &Path, buffer: &mut Vec<u8>) -> Result<(), BadImage> {
-    buffer.clear();
-    let read = File::open(path).and_then(|mut file| file.read_to_end(buffer));
-    read.map(|_| ()).map_err(|error| BadImage::Read(error.to_string()))
 }

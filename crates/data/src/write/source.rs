@@ -1,16 +1,17 @@
-//! The images to be written and their labels: a folder of class folders, or a list.
+//! The images to be written and their labels: a folder of class folders, a list, or tar archives.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     ffi::{OsStr, OsString},
     fs::{self, File},
-    io::{BufRead, BufReader, Read},
+    io::{self, BufRead, BufReader, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use walkdir::WalkDir;
 
-use super::{Error, draft::failed};
+use super::{Error, archive, draft::failed, split::KeySplit};
 
 /// Extensions of image files in class folders, in lower case: those of torchvision, and GIF.
 pub const EXTENSIONS: [&str; 10] =
@@ -22,34 +23,92 @@ const MAX_LINE: u64 = 1 << 16;
 /// Images to be written, in the order of the samples.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Source {
-    /// The folder or list.
+    /// The folder, list or archive.
     pub path: PathBuf,
     /// The images.
     pub items: Vec<Item>,
-    /// Names of the classes by label; `None` for a list.
+    /// Names of the classes by label; `None` for a list and archives.
     pub classes: Option<Vec<String>>,
 }
 
 /// One image to be written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// The image file; relative if the source's path is relative.
+    /// The image file; relative if the source's path is relative. Of a file in an archive its name below the archive's path.
     pub path: PathBuf,
+    /// Where the file is, if it is in an archive.
+    pub archived: Option<ArchivedFile>,
     /// Class of the image.
     pub label: i64,
 }
 
+/// A file in an archive.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ArchivedFile {
+    /// The archive.
+    pub archive: Arc<Path>,
+    /// Position of its first byte.
+    pub start: u64,
+    /// Its size in bytes.
+    pub len: u64,
+}
+
+impl Item {
+    /// Reads the whole file into a buffer that is reused.
+    pub(super) fn read(&self, buffer: &mut Vec<u8>) -> io::Result<()> {
+        buffer.clear();
+        let Some(ArchivedFile { archive, start, len }) = &self.archived else {
+            return File::open(&self.path)?.read_to_end(buffer).map(drop);
+        };
+        let mut file = File::open(archive)?;
+        file.seek(SeekFrom::Start(*start))?;
+        // A length that is too large ends at the end of the file.
+        file.take(*len).read_to_end(buffer).map(drop)
+    }
+}
+
 impl Source {
-    /// Reads a folder with [`folder`](Self::folder), or a file with [`list`](Self::list).
+    /// Reads a folder of class folders, a folder of tar archives, one archive, or a list.
     ///
     /// # Errors
-    /// The path does not exist, or an error of those functions.
+    /// The path does not exist, or its content cannot be used.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
-        match fs::metadata(path).map_err(failed("open", path))?.is_dir() {
-            true => Self::folder(path),
-            false => Self::list(path),
+        let is_folder = fs::metadata(path).map_err(failed("open", path))?.is_dir();
+        let archives = match is_folder {
+            true => archive::archives_in(path)?,
+            false if archive::is_archive(path) => vec![path.to_owned()],
+            false => Vec::new(),
+        };
+        if !archives.is_empty() {
+            return archive::source(path, &archives);
         }
+        if is_folder { Self::folder(path) } else { Self::list(path) }
+    }
+
+    /// Divides the images of each class among a first file and others with these shares. The paths of the images below the
+    /// source's decide. Of each file, the positions of its images.
+    pub(super) fn divided(&self, shares: &[f64]) -> Vec<Vec<usize>> {
+        let keys: Vec<u64> =
+            self.items.iter().map(|item| KeySplit::hash(&self.key(item))).collect();
+        let mut hashes: BTreeMap<i64, Vec<u64>> = BTreeMap::new();
+        for (item, hash) in self.items.iter().zip(&keys) {
+            hashes.entry(item.label).or_default().push(*hash);
+        }
+        let split = |(label, mut hashes): (i64, Vec<u64>)| {
+            (label, KeySplit::exact(&mut hashes, shares.iter().copied()))
+        };
+        let splits: BTreeMap<i64, KeySplit> = hashes.into_iter().map(split).collect();
+        let mut divided = vec![Vec::new(); shares.len() + 1];
+        for (position, (item, hash)) in self.items.iter().zip(keys).enumerate() {
+            let set = splits.get(&item.label).map_or(0, |split| split.set_of_hash(hash));
+            divided[set].push(position);
+        }
+        divided
+    }
+
+    fn key<'a>(&self, item: &'a Item) -> std::borrow::Cow<'a, str> {
+        item.path.strip_prefix(&self.path).unwrap_or(&item.path).to_string_lossy()
     }
 
     /// Reads a folder like torchvision's `ImageFolder`: each subfolder is a class, whose label is its position in the
@@ -83,7 +142,7 @@ impl Source {
                 );
                 return Err(refused(&folder, reason));
             }
-            items.extend(images.into_iter().map(|path| Item { path, label }));
+            items.extend(images.into_iter().map(|path| Item { path, archived: None, label }));
             let name = name.into_string().ok().filter(|name| !name.contains('\n'));
             let reason =
                 || "the name of a class must be UTF-8 in one line: rename the folder".to_owned();
@@ -138,7 +197,7 @@ impl Source {
             }
             let label =
                 label.parse().map_err(|_| refused(format!("label {label:?} is not an integer")))?;
-            items.push(Item { path: base.join(name), label });
+            items.push(Item { path: base.join(name), archived: None, label });
         }
         if items.is_empty() {
             let reason = "the list has no images: give `path<TAB>label` lines".to_owned();
@@ -156,7 +215,11 @@ impl Source {
             hasher.update(&(path.len() as u64).to_le_bytes());
             hasher.update(path);
             hasher.update(&item.label.to_le_bytes());
-            let metadata = fs::metadata(&item.path);
+            if let Some(file) = &item.archived {
+                hasher.update(&file.start.to_le_bytes());
+            }
+            let archive = item.archived.as_ref().map(|file| &*file.archive);
+            let metadata = fs::metadata(archive.unwrap_or(&item.path));
             let size = metadata.as_ref().map_or(u64::MAX, fs::Metadata::len);
             let modified = metadata.and_then(|metadata| metadata.modified()).ok();
             let since_epoch =
@@ -189,7 +252,7 @@ fn images_below(folder: &Path) -> Result<Vec<PathBuf>, Error> {
     Ok(images.into_iter().map(|(folder, name)| Path::new(&folder).join(name)).collect())
 }
 
-fn is_image(extension: &OsStr) -> bool {
+pub(super) fn is_image(extension: &OsStr) -> bool {
     let extension = extension.to_string_lossy().to_lowercase();
     EXTENSIONS.contains(&extension.as_str())
 }

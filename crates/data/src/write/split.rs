@@ -20,12 +20,41 @@ impl KeySplit {
         Self { limits: shares.into_iter().scan(0.0, limit).collect() }
     }
 
+    /// Of these keys the other files get their shares to within one key, and each at least one if there are enough, by the
+    /// [hashes](Self::hash) of the keys, which it sorts.
+    pub(super) fn exact(hashes: &mut [u64], shares: impl IntoIterator<Item = f64>) -> Self {
+        hashes.sort_unstable();
+        let shares: Vec<f64> = shares.into_iter().collect();
+        let (keys, others) = (hashes.len(), shares.len());
+        let (mut sum, mut taken) = (0.0, 0);
+        let mut limits = Vec::new();
+        for (number, share) in shares.into_iter().enumerate() {
+            sum += share;
+            // The first file is not without a key because others are.
+            taken = match keys > others {
+                true => ((sum * keys as f64).round() as usize)
+                    .clamp(taken + 1, keys - (others - number)),
+                false => 0,
+            };
+            limits.push(hashes.get(taken).copied().unwrap_or_default());
+        }
+        Self { limits }
+    }
+
+    /// What decides about a key.
+    pub(super) fn hash(key: &str) -> u64 {
+        let hash = blake3::hash(key.as_bytes());
+        let (words, _) = hash.as_bytes().as_chunks::<8>();
+        u64::from_le_bytes(words[0])
+    }
+
     /// The file of a key: 0 for the first one, 1 for the first of the others.
     #[must_use]
     pub fn set(&self, key: &str) -> usize {
-        let hash = blake3::hash(key.as_bytes());
-        let (words, _) = hash.as_bytes().as_chunks::<8>();
-        let hash = u64::from_le_bytes(words[0]);
+        self.set_of_hash(Self::hash(key))
+    }
+
+    pub(super) fn set_of_hash(&self, hash: u64) -> usize {
         self.limits.iter().position(|limit| hash < *limit).map_or(0, |other| other + 1)
     }
 }
@@ -53,5 +82,23 @@ mod tests {
             let key = number.to_string();
             assert_eq!(two.set(&key) == 1, three.set(&key) == 1);
         }
+    }
+
+    #[test]
+    fn an_exact_split_gives_every_file_its_share_and_a_key() {
+        let counts = |keys: u32, shares: [f64; 2]| {
+            let keys: Vec<String> = (0..keys).map(|number| number.to_string()).collect();
+            let mut hashes: Vec<u64> = keys.iter().map(|key| KeySplit::hash(key)).collect();
+            let split = KeySplit::exact(&mut hashes, shares);
+            let mut counts = [0; 3];
+            keys.iter().for_each(|key| counts[split.set(key)] += 1);
+            counts
+        };
+        assert_eq!(counts(100, [0.1, 0.2]), [70, 10, 20]);
+        assert_eq!(counts(10, [0.25, 0.25]), [5, 3, 2]);
+        assert_eq!(counts(100, [0.3, 0.001]), [69, 30, 1]);
+        assert_eq!(counts(3, [0.9, 0.05]), [1, 1, 1]);
+        assert_eq!(counts(2, [0.4, 0.4]), [2, 0, 0], "not enough for all");
+        assert_eq!(counts(0, [0.4, 0.4]), [0, 0, 0]);
     }
 }

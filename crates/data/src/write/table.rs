@@ -1,20 +1,25 @@
 //! Tables (CSV, TSV) as data sets: columns become fields.
 //!
 //! The table is read twice: first to check every value, to find the classes and to count the samples of each set, and then to
-//! write them. So a table with a bad value leaves no file, and memory does not grow with it.
+//! write them. So a table with a bad value leaves no file, and memory does not grow with it, except by the hashes of a
+//! stratified split, for which it is read once more. Files that a table names are read in the last pass, by several threads.
 
 use std::{
     collections::BTreeMap,
     fs::{self, File},
     io::{self, Read},
+    num::NonZeroUsize,
     path::{Path, PathBuf},
+    thread,
 };
 
 use csv::{Reader, ReaderBuilder, StringRecord};
 
 use super::{
-    Array, DEFAULT_PAGE_BYTES, Error, Field, FieldKind, FinishedFile, KeySplit, Value, Writer,
-    draft::{Draft, failed},
+    DEFAULT_PAGE_BYTES, Encoding, Error, FinishedFile, KeySplit, TableField, Value, Writer,
+    column::{BadValue, ColumnKind, OwnedValue, Writing},
+    draft::{Draft, failed, publish_all},
+    encoding::ImageEncoder,
 };
 use crate::with_suffix;
 
@@ -22,99 +27,8 @@ use crate::with_suffix;
 const MAX_LISTED: usize = 10;
 /// Most letters of the name of a column in a message.
 const MAX_LISTED_CHARS: usize = 40;
-
-/// A field and the columns that it is made of.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TableField {
-    name: String,
-    kind: ColumnKind,
-    columns: Vec<String>,
-}
-
-/// How the text of a column becomes a value.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum ColumnKind {
-    /// A whole number.
-    Int,
-    /// A number that is finite.
-    Float,
-    /// The position of the text among the sorted texts of the column.
-    Class,
-    /// The bytes of the text.
-    Text,
-    /// Finite numbers of several columns, f32 of shape (columns).
-    Floats,
-    /// Positions in the alphabet, from 1 on, u8 of shape (length); 0 behind the end of the text.
-    Letters { alphabet: Vec<char>, length: usize },
-    /// f32 of shape (letters of the alphabet, length): 1 where the text has this letter.
-    OneHot { alphabet: Vec<char>, length: usize },
-}
-
-const KINDS: &str =
-    "int, float, class, text, floats, letters(ALPHABET,LENGTH) or onehot(ALPHABET,LENGTH)";
-
-/// `NAME=KIND`, or `NAME=KIND:COLUMN,COLUMN` if the columns have other names.
-impl std::str::FromStr for TableField {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let Some((name, rest)) = text.split_once('=') else {
-            return Err(format!("write NAME=KIND or NAME=KIND:COLUMN; KIND is {KINDS}"));
-        };
-        let (kind, columns) = match rest.split_once(':') {
-            Some((kind, columns)) => {
-                (kind, columns.split(',').map(|name| name.trim().to_owned()).collect())
-            }
-            None => (rest, vec![name.to_owned()]),
-        };
-        let kind = kind.trim().parse::<ColumnKind>()?;
-        if columns.len() != 1 && kind != ColumnKind::Floats {
-            return Err("only floats takes several columns".to_owned());
-        }
-        if kind == ColumnKind::Class && name.contains('/') {
-            return Err(
-                "the name of a class field is part of a file's name, so it has no /".to_owned()
-            );
-        }
-        Ok(Self { name: name.to_owned(), kind, columns })
-    }
-}
-
-impl std::str::FromStr for ColumnKind {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        match text {
-            "int" => return Ok(Self::Int),
-            "float" => return Ok(Self::Float),
-            "class" => return Ok(Self::Class),
-            "text" => return Ok(Self::Text),
-            "floats" => return Ok(Self::Floats),
-            _ => {}
-        }
-        let unknown = || format!("{text:?} is no kind: take {KINDS}");
-        let (word, inside) =
-            text.strip_suffix(')').and_then(|text| text.split_once('(')).ok_or_else(unknown)?;
-        let (letters, length) = inside.rsplit_once(',').ok_or_else(unknown)?;
-        let length = length.trim().parse().ok().filter(|length| *length > 0);
-        let length: usize =
-            length.ok_or_else(|| format!("{text}: LENGTH is a whole number, at least 1"))?;
-        let alphabet: Vec<char> = letters.trim().chars().collect();
-        let again = (1..alphabet.len())
-            .find(|position| alphabet[..*position].contains(&alphabet[*position]));
-        if let Some(again) = again {
-            return Err(format!("{text}: {:?} is there twice", alphabet[again]));
-        }
-        if alphabet.is_empty() || alphabet.len() > 255 {
-            return Err(format!("{text}: an alphabet has 1 to 255 letters"));
-        }
-        match word {
-            "letters" => Ok(Self::Letters { alphabet, length }),
-            "onehot" => Ok(Self::OneHot { alphabet, length }),
-            _ => Err(unknown()),
-        }
-    }
-}
+/// Rows that a thread gets at once.
+const ROWS_PER_THREAD: usize = 64;
 
 /// What to write.
 #[derive(Clone, Debug)]
@@ -130,6 +44,12 @@ pub struct TableOptions {
     pub others: Vec<(PathBuf, f64)>,
     /// The column whose value decides in which file a row is; without one, the whole row does.
     pub by: Option<String>,
+    /// The class field of which each file gets its share of every class, to within one row.
+    pub stratify: Option<String>,
+    /// How images are stored.
+    pub encoding: Encoding,
+    /// Number of threads that read images and arrays.
+    pub threads: NonZeroUsize,
     /// Whether rows with a bad value are left out.
     pub skips_bad_rows: bool,
 }
@@ -153,7 +73,7 @@ pub struct WrittenTable {
 ///
 /// # Errors
 /// The table cannot be read, a column is missing, a value is bad and bad rows are not to be skipped, a set or, in the first
-/// one, a class has no row, or a file cannot be written.
+/// one, a class has no row, an option is invalid, or a file cannot be written.
 pub fn write_table(
     options: &TableOptions,
     mut progress: impl FnMut(u64, Option<u64>),
@@ -161,7 +81,8 @@ pub fn write_table(
     let lists: Vec<(String, PathBuf)> = options.class_lists();
     let list_paths: Vec<PathBuf> = lists.iter().map(|(_, path)| path.clone()).collect();
     super::check_targets(&options.to, &options.others, &list_paths, &options.from)?;
-    let split = KeySplit::new(options.others.iter().map(|(_, share)| *share));
+    options.encoding.check()?;
+    let split = options.split()?;
     let mut found = Found::new(options);
     let mut table = OpenTable::open(options)?;
     while let Some(row) = table.next()? {
@@ -181,24 +102,40 @@ pub fn write_table(
     }
     let names = found.class_names();
     let mut table = OpenTable::open(options)?;
-    let mut good = 0;
+    let (read, bad) = (found.read, found.bad);
+    let (mut done, mut bad_again) = (0, 0);
     let changed =
         || options.refused("has changed while it was read: is it still being written?".to_owned());
-    while let Some(row) = table.next()? {
-        if row.number > found.read {
+    loop {
+        let mut rows = Vec::new();
+        while rows.len() < options.threads.get() * ROWS_PER_THREAD
+            && let Some(row) = table.next()?
+        {
+            rows.push(row);
+        }
+        if rows.is_empty() {
+            break;
+        }
+        done += rows.len() as u64;
+        if done > read {
             return Err(changed());
         }
-        progress(found.read + row.number, Some(2 * found.read));
-        // Bad rows were counted before.
-        if let Ok(values) = options.values(&row, Some(&names)) {
-            good += 1;
-            let values: Vec<Value<'_>> = values.iter().map(OwnedValue::borrowed).collect();
-            writers[split.set(&row.key)].push(&values)?;
+        for (row, values) in rows.iter().zip(options.all_values(&rows, &names)?) {
+            match values {
+                Ok(values) => {
+                    let values: Vec<Value<'_>> = values.iter().map(OwnedValue::borrowed).collect();
+                    writers[split.set(row)].push(&values)?;
+                }
+                Err(BadValue::Text(_)) => bad_again += 1,
+                Err(BadValue::File(reason)) => found.remove(options, &split, row, reason)?,
+            }
         }
+        progress(read + done, Some(2 * read));
     }
-    if good != found.read - found.bad {
+    if (done, bad_again) != (read, bad) {
         return Err(changed());
     }
+    found.check(options)?;
     let mut written = WrittenTable {
         skipped: found.bad,
         first_skipped: found.first_bad,
@@ -218,7 +155,7 @@ pub fn write_table(
         complete.push(draft);
     }
     // They belong together.
-    complete.into_iter().try_for_each(Draft::publish)?;
+    publish_all(complete)?;
     written.classes = lists;
     Ok(written)
 }
@@ -240,26 +177,104 @@ impl TableOptions {
     }
 
     /// The values of a row, or what is wrong with it. Without the names of the classes, which are known once all rows were
-    /// read, all classes are 0.
+    /// read, they are only checked.
     fn values(
         &self,
         row: &Row,
-        classes: Option<&[Vec<String>]>,
-    ) -> Result<Vec<OwnedValue>, String> {
+        writing: Option<(&[Vec<String>], &mut ImageEncoder)>,
+    ) -> Result<Vec<OwnedValue>, BadValue> {
         if let Some(by) = &self.by
             && row.key.is_empty()
         {
-            return Err(format!("column {by:?} is empty"));
+            return Err(format!("column {by:?} is empty").into());
         }
-        let fields = self.fields.iter().zip(&row.cells).enumerate();
-        let value = |(number, (field, cells)): (usize, (&TableField, &Vec<String>))| {
-            field.value(cells, classes.map(|classes| classes[number].as_slice()))
+        let folder = self.from.parent().unwrap_or(Path::new(""));
+        let mut values = Vec::with_capacity(self.fields.len());
+        let (classes, mut encoder) = writing.unzip();
+        for (number, (field, cells)) in self.fields.iter().zip(&row.cells).enumerate() {
+            let writing = classes.zip(encoder.as_deref_mut()).map(|(classes, encoder)| Writing {
+                classes: &classes[number],
+                encoder,
+                row: row.number - 1,
+            });
+            values.push(field.value(cells, folder, writing)?);
+        }
+        Ok(values)
+    }
+
+    /// The values of rows, made by several threads.
+    fn all_values(
+        &self,
+        rows: &[Row],
+        classes: &[Vec<String>],
+    ) -> Result<Vec<Result<Vec<OwnedValue>, BadValue>>, Error> {
+        let make = |rows: &[Row]| -> Vec<_> {
+            let mut encoder = ImageEncoder::new(self.encoding);
+            rows.iter().map(|row| self.values(row, Some((classes, &mut encoder)))).collect()
         };
-        fields.map(value).collect()
+        let make = &make;
+        thread::scope(|scope| {
+            let spawn = |rows| thread::Builder::new().spawn_scoped(scope, move || make(rows));
+            let parts = rows.chunks(rows.len().div_ceil(self.threads.get()));
+            let threads: Vec<_> =
+                parts.map(spawn).collect::<Result<_, _>>().map_err(Error::Thread)?;
+            let mut values = Vec::with_capacity(rows.len());
+            for thread in threads {
+                values.extend(thread.join().map_err(|_| Error::Ended)?);
+            }
+            Ok(values)
+        })
+    }
+
+    /// Which rows are written to which file.
+    fn split(&self) -> Result<RowSplit, Error> {
+        let shares = || self.others.iter().map(|(_, share)| *share);
+        let by_key = KeySplit::new(shares());
+        let Some(name) = &self.stratify else { return Ok(RowSplit { by_key, by_class: None }) };
+        let field = self.fields.iter().position(|field| field.name == *name);
+        let field = field.filter(|field| self.fields[*field].kind == ColumnKind::Class);
+        let Some(field) = field else {
+            return Err(Error::Option(format!(
+                "{name:?} is no class field: a split is stratified by one"
+            )));
+        };
+        if self.by.is_some() {
+            return Err(Error::Option(
+                "rows that belong together cannot be divided by their classes too".to_owned(),
+            ));
+        }
+        let mut hashes: BTreeMap<String, Vec<u64>> = BTreeMap::new();
+        let mut table = OpenTable::open(self)?;
+        while let Some(row) = table.next()? {
+            if self.values(&row, None).is_ok() {
+                let class = row.class(field).to_owned();
+                hashes.entry(class).or_default().push(KeySplit::hash(&row.key));
+            }
+        }
+        let split = |(class, mut hashes): (String, Vec<u64>)| {
+            (class, KeySplit::exact(&mut hashes, shares()))
+        };
+        let by_class = Some((field, hashes.into_iter().map(split).collect()));
+        Ok(RowSplit { by_key, by_class })
     }
 
     fn refused(&self, reason: String) -> Error {
         Error::Source { path: self.from.clone(), reason }
+    }
+}
+
+/// Which file a row is written to.
+struct RowSplit {
+    by_key: KeySplit,
+    /// The number of a class field, and the splits of its classes.
+    by_class: Option<(usize, BTreeMap<String, KeySplit>)>,
+}
+
+impl RowSplit {
+    fn set(&self, row: &Row) -> usize {
+        let by_class =
+            self.by_class.as_ref().and_then(|(field, splits)| splits.get(row.class(*field)));
+        by_class.unwrap_or(&self.by_key).set(&row.key)
     }
 }
 
@@ -286,30 +301,58 @@ impl Found {
         }
     }
 
-    fn add(&mut self, options: &TableOptions, split: &KeySplit, row: &Row) -> Result<(), Error> {
+    fn add(&mut self, options: &TableOptions, split: &RowSplit, row: &Row) -> Result<(), Error> {
         self.read += 1;
-        if let Err(reason) = options.values(row, None) {
-            let line = row.line as usize;
-            let error = Error::Line { path: options.from.clone(), line, reason };
-            if !options.skips_bad_rows {
-                return Err(error);
+        match options.values(row, None) {
+            Ok(_) => {
+                let sets = self.rows.len();
+                for (field, classes) in self.class_counts(options) {
+                    let class = row.class(field).to_owned();
+                    let rows = classes.entry(class).or_insert_with(|| vec![0; sets]);
+                    rows[split.set(row)] += 1;
+                }
+                self.rows[split.set(row)] += 1;
+                Ok(())
             }
-            self.bad += 1;
-            if self.first_bad.len() < MAX_LISTED {
-                self.first_bad.push(error.to_string());
-            }
-            return Ok(());
+            Err(BadValue::Text(reason) | BadValue::File(reason)) => self.skip(options, row, reason),
         }
-        let set = split.set(&row.key);
-        self.rows[set] += 1;
-        let sets = self.rows.len();
-        let fields = options.fields.iter().zip(&row.cells).zip(&mut self.classes);
-        for ((field, cells), classes) in fields {
-            if field.kind == ColumnKind::Class {
-                let name = cells[0].trim().to_owned();
-                let rows = classes.entry(name).or_insert_with(|| vec![0; sets]);
-                rows[set] += 1;
+    }
+
+    /// Leaves out a row that was good until its files were read.
+    fn remove(
+        &mut self,
+        options: &TableOptions,
+        split: &RowSplit,
+        row: &Row,
+        reason: String,
+    ) -> Result<(), Error> {
+        let set = split.set(row);
+        self.rows[set] -= 1;
+        for (field, classes) in self.class_counts(options) {
+            if let Some(rows) = classes.get_mut(row.class(field)) {
+                rows[set] -= 1;
             }
+        }
+        self.skip(options, row, reason)
+    }
+
+    /// The numbers of the class fields, and their counts.
+    fn class_counts(
+        &mut self,
+        options: &TableOptions,
+    ) -> impl Iterator<Item = (usize, &mut BTreeMap<String, Vec<u64>>)> {
+        let is_class = |number: &usize| options.fields[*number].kind == ColumnKind::Class;
+        self.classes.iter_mut().enumerate().filter(move |(number, _)| is_class(number))
+    }
+
+    fn skip(&mut self, options: &TableOptions, row: &Row, reason: String) -> Result<(), Error> {
+        let error = Error::Line { path: options.from.clone(), line: row.line as usize, reason };
+        if !options.skips_bad_rows {
+            return Err(error);
+        }
+        self.bad += 1;
+        if self.first_bad.len() < MAX_LISTED {
+            self.first_bad.push(error.to_string());
         }
         Ok(())
     }
@@ -330,6 +373,14 @@ impl Found {
             )));
         }
         for (field, classes) in options.fields.iter().zip(&self.classes) {
+            if let Some((class, _)) =
+                classes.iter().find(|(_, rows)| rows.iter().all(|rows| *rows == 0))
+            {
+                return Err(options.refused(format!(
+                    "all rows of class {class:?} of field {:?} are bad: mend or remove them",
+                    field.name
+                )));
+            }
             if let Some((class, _)) = classes.iter().find(|(_, rows)| rows[0] == 0) {
                 return Err(options.refused(format!(
                     "class {class:?} of field {:?} has no row in {}: give smaller shares, or another --by",
@@ -407,7 +458,9 @@ impl NamedColumns {
     /// Reads the next row; false after the last one.
     pub(super) fn next(&mut self, record: &mut StringRecord) -> Result<bool, Error> {
         let read = self.reader.read_record(record);
-        read.map_err(|error| unreadable(&self.path, &error))?;
+        if !read.map_err(|error| unreadable(&self.path, &error))? {
+            return Ok(false);
+        }
         if record.len() == 1 && &record[0] == END_MARK {
             return Ok(false);
         }
@@ -460,6 +513,13 @@ struct Row {
     key: String,
 }
 
+impl Row {
+    /// The text of a class field.
+    fn class(&self, field: usize) -> &str {
+        self.cells[field][0].trim()
+    }
+}
+
 impl OpenTable {
     fn open(options: &TableOptions) -> Result<Self, Error> {
         let names = options.fields.iter().flat_map(|field| &field.columns).chain(&options.by);
@@ -501,137 +561,4 @@ fn unreadable(path: &Path, error: &csv::Error) -> Error {
         _ => error.to_string(),
     };
     Error::Source { path: path.to_owned(), reason }
-}
-
-/// A value of a field.
-#[derive(Clone, Debug, PartialEq)]
-enum OwnedValue {
-    Int(i64),
-    Float(f64),
-    Bytes(Vec<u8>),
-    Array(Vec<u8>),
-}
-
-impl OwnedValue {
-    fn borrowed(&self) -> Value<'_> {
-        match self {
-            Self::Int(value) => Value::Int(*value),
-            Self::Float(value) => Value::Float(*value),
-            Self::Bytes(bytes) => Value::Bytes(bytes),
-            Self::Array(bytes) => Value::Array(bytes),
-        }
-    }
-}
-
-impl TableField {
-    fn field(&self) -> Field {
-        let array = |shape: &[usize], dtype: &str| {
-            let shape = shape.iter().map(|axis| *axis as u64).collect();
-            FieldKind::NdArray(Array { shape, dtype: dtype.to_owned() })
-        };
-        let kind = match &self.kind {
-            ColumnKind::Int | ColumnKind::Class => FieldKind::Int,
-            ColumnKind::Float => FieldKind::Float,
-            ColumnKind::Text => FieldKind::Bytes,
-            ColumnKind::Floats => array(&[self.columns.len()], "<f4"),
-            ColumnKind::Letters { length, .. } => array(&[*length], "|u1"),
-            ColumnKind::OneHot { alphabet, length } => array(&[alphabet.len(), *length], "<f4"),
-        };
-        Field::new(self.name.clone(), kind)
-    }
-
-    /// The text of its only column.
-    fn text<'a>(&self, cells: &'a [String]) -> Result<&'a str, String> {
-        match cells[0].trim() {
-            "" => Err(format!("column {:?} is empty", self.columns[0])),
-            text => Ok(text),
-        }
-    }
-
-    /// The value of a row. `classes` are the sorted texts of the column, once they are known.
-    fn value(&self, cells: &[String], classes: Option<&[String]>) -> Result<OwnedValue, String> {
-        Ok(match &self.kind {
-            ColumnKind::Int => {
-                let text = self.text(cells)?;
-                OwnedValue::Int(text.parse().map_err(|_| self.wrong(0, text, "a whole number"))?)
-            }
-            ColumnKind::Float => OwnedValue::Float(self.number(cells, 0)?),
-            ColumnKind::Class => {
-                let text = self.text(cells)?;
-                if text.contains(['\n', '\r']) {
-                    return Err(format!("column {:?}: a class has a line break", self.columns[0]));
-                }
-                let known = classes.map_or(Ok(0), |classes| {
-                    classes.binary_search_by(|class| class.as_str().cmp(text))
-                });
-                OwnedValue::Int(known.map_err(|_| format!("{text:?} is a new class"))? as i64)
-            }
-            ColumnKind::Text => OwnedValue::Bytes(cells[0].clone().into_bytes()),
-            ColumnKind::Floats => {
-                let numbers = (0..cells.len()).map(|column| self.number(cells, column));
-                let numbers: Vec<f64> = numbers.collect::<Result<_, _>>()?;
-                OwnedValue::Array(
-                    numbers.iter().flat_map(|number| (*number as f32).to_le_bytes()).collect(),
-                )
-            }
-            ColumnKind::Letters { alphabet, length } => {
-                let mut array = vec![0_u8; *length];
-                for (place, letter) in array.iter_mut().zip(self.letters(cells, alphabet, *length)?)
-                {
-                    *place = letter as u8 + 1;
-                }
-                OwnedValue::Array(array)
-            }
-            ColumnKind::OneHot { alphabet, length } => {
-                let mut array = vec![0_f32; alphabet.len() * length];
-                for (place, letter) in
-                    self.letters(cells, alphabet, *length)?.into_iter().enumerate()
-                {
-                    array[letter * length + place] = 1.0;
-                }
-                OwnedValue::Array(array.iter().flat_map(|value| value.to_le_bytes()).collect())
-            }
-        })
-    }
-
-    fn number(&self, cells: &[String], column: usize) -> Result<f64, String> {
-        let text = cells[column].trim();
-        if text.is_empty() {
-            return Err(format!("column {:?} is empty", self.columns[column]));
-        }
-        let number = text.parse::<f64>().ok().filter(|number| match self.kind {
-            ColumnKind::Floats => (*number as f32).is_finite(),
-            _ => number.is_finite(),
-        });
-        number.ok_or_else(|| self.wrong(column, text, "a finite number"))
-    }
-
-    /// Positions in the alphabet.
-    fn letters(
-        &self,
-        cells: &[String],
-        alphabet: &[char],
-        length: usize,
-    ) -> Result<Vec<usize>, String> {
-        let text = self.text(cells)?;
-        let positions = text.chars().map(|letter| {
-            let position = alphabet.iter().position(|other| *other == letter);
-            position.ok_or_else(|| {
-                format!("column {:?} has {letter:?}, which is not in the alphabet", self.columns[0])
-            })
-        });
-        let positions: Vec<usize> = positions.collect::<Result<_, _>>()?;
-        match positions.len() {
-            count if count > length => Err(format!(
-                "column {:?} has {count} letters, and the field {length}",
-                self.columns[0]
-            )),
-            _ => Ok(positions),
-        }
-    }
-
-    fn wrong(&self, column: usize, text: &str, expected: &str) -> String {
-        let start: String = text.chars().take(40).collect();
-        format!("column {:?}: {start:?} is not {expected}", self.columns[column])
-    }
 }

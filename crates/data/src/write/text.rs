@@ -2,7 +2,9 @@
 
 use std::path::Path;
 
-use super::{Error, FFCV_MIN_PAGE_BYTES, Field, FieldKind, FinishedFile, Value, Writer};
+use super::{
+    Error, FFCV_MIN_PAGE_BYTES, Field, FieldKind, FinishedFile, Value, Writer, draft::publish_all,
+};
 use crate::{LABELS_FIELD, LARGEST_FIELD, NO_LABEL, PREDICTED_FIELD, TOKENS_FIELD};
 
 /// Most tokens of a text: its tokens and labels fit into a page.
@@ -64,5 +66,16 @@ impl TextWriter {
     /// As [`Writer::finish`].
     pub fn finish(self) -> Result<FinishedFile, Error> {
         self.writer.finish()
+    }
+
+    /// Completes files that belong together, and gives them their names.
+    ///
+    /// # Errors
+    /// As [`Writer::finish`]; then no file has its name.
+    pub fn finish_all(texts: Vec<Self>) -> Result<Vec<FinishedFile>, Error> {
+        let complete = texts.into_iter().map(|texts| texts.writer.complete());
+        let (drafts, finished) = complete.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();
+        publish_all(drafts)?;
+        Ok(finished)
     }
 }

@@ -15,7 +15,7 @@ use std::{
 
 use super::{
     Array, DEFAULT_PAGE_BYTES, Error, Field, FieldKind, FinishedFile, KeySplit, Value, Writer,
-    draft::{Draft, failed},
+    draft::{Draft, failed, publish_all},
     recording::{RECORDING_EXTENSIONS, SignalRecording},
     table::NamedColumns,
 };
@@ -190,7 +190,7 @@ pub fn write_windows(
     list.sync()?;
     complete.push(list);
     // They belong together.
-    complete.into_iter().try_for_each(Draft::publish)?;
+    publish_all(complete)?;
     Ok(written)
 }
 

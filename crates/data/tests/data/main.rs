@@ -12,6 +12,7 @@ mod kit;
 mod loader;
 mod regression;
 mod sketch;
+mod statistics;
 mod summary;
 mod table;
 mod text;

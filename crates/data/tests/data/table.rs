@@ -3,12 +3,13 @@
 use std::{
     collections::BTreeSet,
     fs,
+    num::NonZeroUsize,
     path::{Path, PathBuf},
 };
 
 use baton_data::{
     Beton,
-    write::{Error, TableField, TableOptions, WrittenTable, write_table},
+    write::{Encoding, Error, JpegSelection, TableField, TableOptions, WrittenTable, write_table},
 };
 
 struct Folder(tempfile::TempDir);
@@ -24,6 +25,14 @@ impl Folder {
             to: folder.path().join("train.beton"),
             others: Vec::new(),
             by: None,
+            stratify: None,
+            encoding: Encoding {
+                choice: JpegSelection::Fraction { share: 0.0, seed: 0 },
+                jpeg_quality: 90,
+                max_resolution: None,
+                keep_jpeg: false,
+            },
+            threads: NonZeroUsize::new(3).unwrap(),
             skips_bad_rows: false,
         };
         (Self(folder), options)
@@ -206,6 +215,128 @@ fn bad_rows_are_left_out_on_request_counted_and_listed() {
     assert!(refused.contains("all rows are bad, the first: "), "{refused}");
 }
 
+/// A table with a column of images and one of arrays, of rows that number from 0.
+fn table_of_files(rows: u32) -> (Folder, TableOptions) {
+    let mut table = "picture,signal,label\n".to_owned();
+    (0..rows).for_each(|row| table += &format!("p/{row}.png,{row}.npy,{}\n", row % 3));
+    let (folder, mut options) = Folder::new("t.csv", &table);
+    fs::create_dir(folder.path("p")).unwrap();
+    for row in 0..rows {
+        let pixels = image::RgbImage::from_pixel(4, 3, image::Rgb([row as u8, 1, 2]));
+        pixels.save(folder.path(&format!("p/{row}.png"))).unwrap();
+        let values = [row as f32, 0.5, -1.0, 2.0];
+        fs::write(folder.path(&format!("{row}.npy")), npy("(2, 2)", &values)).unwrap();
+    }
+    options.fields = fields(&["image=image:picture", "input=array(2,2):signal", "row=int:label"]);
+    (folder, options)
+}
+
+fn npy(shape: &str, values: &[f32]) -> Vec<u8> {
+    let header = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}");
+    let mut bytes = b"\x93NUMPY\x01\x00".to_vec();
+    bytes.extend(118_u16.to_le_bytes());
+    bytes.extend(format!("{header:<117}\n").into_bytes());
+    values.iter().for_each(|value| bytes.extend(value.to_le_bytes()));
+    bytes
+}
+
+#[test]
+fn images_and_arrays_are_read_from_the_files_that_a_table_names() {
+    // More rows than all threads get at once.
+    let (folder, mut options) = table_of_files(250);
+    write(&options).unwrap();
+    let path = folder.path("train.beton");
+    let (set, opened) = (Beton::open(&path).unwrap(), fs::read(&path).unwrap());
+    let column = set.image_column("image").unwrap();
+    for row in [0, 1, 63, 64, 191, 192, 249] {
+        let mut scratch = Vec::new();
+        let image = set.image(&column, row, &mut scratch).unwrap();
+        assert_eq!((image.width, image.height, image.bytes[0]), (4, 3, row as u8));
+        assert_eq!(array(&set, "input", row)[..4], (row as f32).to_le_bytes());
+    }
+    options.threads = NonZeroUsize::MIN;
+    write(&options).unwrap();
+    assert!(fs::read(&path).unwrap() == opened, "one thread writes other bytes");
+}
+
+#[test]
+fn a_file_that_cannot_be_used_is_named_by_line_and_column() {
+    let refused = |change: &dyn Fn(&Folder)| {
+        let (folder, options) = table_of_files(4);
+        change(&folder);
+        let refused = write(&options).unwrap_err().to_string();
+        assert!(!options.to.exists());
+        refused.replace(&format!("{}/", folder.path("").display()).replace("//", "/"), "")
+    };
+    assert_eq!(
+        refused(&|folder| fs::remove_file(folder.path("p/2.png")).unwrap()),
+        "t.csv, line 4: column \"picture\": p/2.png is not a file"
+    );
+    assert_eq!(
+        refused(&|folder| fs::write(folder.path("p/2.png"), "text").unwrap()),
+        "t.csv, line 4: column \"picture\": p/2.png is not an image of a known format"
+    );
+    let with_array =
+        |bytes: Vec<u8>| refused(&|folder| fs::write(folder.path("1.npy"), &bytes).unwrap());
+    let start = "t.csv, line 3: column \"signal\": 1.npy ";
+    assert_eq!(
+        with_array(npy("(4,)", &[0.0; 4])),
+        format!("{start}has the shape (1, 4) in place of (2, 2)")
+    );
+    assert_eq!(
+        with_array(npy("(2, 2)", &[0.0, 1.0, f32::NAN, 2.0])),
+        format!("{start}has NaN at position 2")
+    );
+    assert_eq!(
+        with_array(npy("(2, 2)", &[0.0; 3])),
+        format!("{start}has fewer than its 4 values: is it cut off?")
+    );
+}
+
+#[test]
+fn rows_whose_files_cannot_be_used_are_left_out_on_request() {
+    let (folder, mut options) = table_of_files(9);
+    options.fields.extend(fields(&["kind=class:label"]));
+    options.skips_bad_rows = true;
+    fs::write(folder.path("p/4.png"), "text").unwrap();
+    fs::remove_file(folder.path("5.npy")).unwrap();
+    let written = write(&options).unwrap();
+    assert_eq!(written.skipped, 2);
+    assert!(written.first_skipped[0].contains("line 7"), "known before files are read");
+    assert!(written.first_skipped[1].contains("line 6"));
+    assert_eq!(ints(&folder.path("train.beton"), "row"), [0, 1, 2, 0, 0, 1, 2]);
+    for row in [1, 7] {
+        fs::write(folder.path(&format!("p/{row}.png")), "text").unwrap();
+    }
+    let refused = write(&options).unwrap_err().to_string();
+    assert!(refused.contains("all rows of class \"1\" of field \"kind\" are bad"), "{refused}");
+}
+
+#[test]
+fn a_stratified_split_gives_every_file_its_share_of_every_class() {
+    let rows: String = (0..400).map(|row| format!("{row},{}\n", u8::from(row % 40 == 0))).collect();
+    let (folder, mut options) = Folder::new("t.csv", &format!("row,rare\n{rows}"));
+    options.fields = fields(&["row=int", "label=class:rare"]);
+    options.others = vec![(folder.path("val.beton"), 0.2)];
+    options.stratify = Some("label".to_owned());
+    write(&options).unwrap();
+    let [train, val] = ["train.beton", "val.beton"].map(|name| folder.path(name));
+    let count = |path: &Path| ints(path, "label").iter().filter(|label| **label == 1).count();
+    assert_eq!([count(&train), count(&val)], [8, 2]);
+    assert_eq!(ints(&val, "row").len(), 80);
+    let mut all = [ints(&train, "row"), ints(&val, "row")].concat();
+    all.sort_unstable();
+    assert_eq!(all, (0..400).collect::<Vec<i64>>());
+
+    options.stratify = Some("row".to_owned());
+    assert!(write(&options).unwrap_err().to_string().contains("\"row\" is no class field"));
+    options.stratify = Some("label".to_owned());
+    options.by = Some("row".to_owned());
+    assert!(
+        write(&options).unwrap_err().to_string().contains("cannot be divided by their classes")
+    );
+}
+
 #[test]
 fn a_file_without_rows_and_a_class_that_training_would_not_see_are_refused() {
     let (folder, mut options) = Folder::new("t.csv", "a,who\nx,1\nx,2\ny,3\n");
@@ -258,6 +389,16 @@ fn a_list_of_classes_that_cannot_be_written_leaves_the_older_file() {
 }
 
 #[test]
+fn a_target_that_can_only_be_a_folder_is_refused_before_another_is_replaced() {
+    let (folder, mut options) = Folder::new("t.csv", "a\n1\n2\n3\n4\n5\n6\n7\n8\n");
+    options.fields = fields(&["a=int"]);
+    options.others = vec![(folder.path("val.beton/"), 0.5)];
+    assert!(
+        refusal(&options).ends_with("val.beton/ does not name a file: give one, e.g. train.beton")
+    );
+}
+
+#[test]
 fn a_table_that_can_be_read_only_once_is_refused() {
     let (folder, mut options) = Folder::new("t.csv", "a\n1\n");
     options.fields = fields(&["a=int"]);
@@ -275,6 +416,7 @@ fn a_field_that_is_no_kind_is_refused_with_all_kinds() {
     assert!(refused("label=letters(AB,0)").contains("LENGTH is a whole number"));
     assert!(refused("a/b=class").contains("has no /"));
     assert!(refused("label=letters(,3)").contains("1 to 255 letters"));
+    assert!(refused("label=array(x,3)").contains("CHANNELS is a whole number"));
     assert!(refused("label=vowels(AB,3)").contains("is no kind"));
     assert_eq!(refused("label=int:a,b"), "only floats takes several columns");
 }

@@ -131,6 +131,7 @@ fn options(choice: JpegSelection) -> Options {
         page_bytes: PAGE,
         threads: NonZeroUsize::new(3).unwrap(),
         shards: None,
+        others: Vec::new(),
         resume: false,
         on_bad_image: OnBadImage::Fail,
     }
@@ -222,11 +223,162 @@ fn invalid_lines_of_a_list_are_reported_with_their_number() {
 #[test]
 fn a_large_file_that_is_no_list_is_refused_without_being_read() {
     let workspace = Workspace::new();
-    let path = workspace.put("images.tar", b"");
+    let path = workspace.put("images.zip", b"");
     // More than the memory of a machine, but no blocks of the disk.
     std::fs::File::options().write(true).open(&path).unwrap().set_len(1 << 40).unwrap();
     let error = Source::open(path).unwrap_err().to_string();
-    assert!(error.contains("images.tar, line 1: not UTF-8 text"), "{error}");
+    assert!(error.contains("images.zip, line 1: not UTF-8 text"), "{error}");
+}
+
+/// An archive of files with these names and bytes.
+fn archive(files: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut builder = tar::Builder::new(Vec::new());
+    for (name, bytes) in files {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(bytes.len() as u64);
+        header.set_mode(0o644);
+        builder.append_data(&mut header, name, *bytes).unwrap();
+    }
+    builder.into_inner().unwrap()
+}
+
+#[test]
+fn archives_of_samples_have_the_images_of_a_folder() {
+    let workspace = Workspace::new();
+    let folder = workspace.folder(12);
+    workspace.written(&folder, &options(share(0.5)));
+    let expected: Vec<_> =
+        (0..12).map(|sample| workspace.open().image(sample).bytes.to_vec()).collect();
+
+    let long = "a".repeat(120);
+    for (number, items) in folder.items.chunks(5).enumerate() {
+        let mut files = vec![("about.txt".to_owned(), b"not of a sample".to_vec())];
+        for (sample, item) in items.iter().enumerate() {
+            let kind = item.path.extension().unwrap().to_str().unwrap();
+            let image = (format!("{long}/{sample}.{kind}"), fs::read(&item.path).unwrap());
+            let label = (format!("{long}/{sample}.cls"), format!("{}\n", item.label).into_bytes());
+            // In any order.
+            files.extend(if sample % 2 == 0 { [image, label] } else { [label, image] });
+            files.push((format!("{long}/{sample}.json"), b"{}".to_vec()));
+        }
+        let files: Vec<_> =
+            files.iter().map(|(name, bytes)| (name.as_str(), bytes.as_slice())).collect();
+        workspace.put(&format!("shards/{number}.tar"), &archive(&files));
+    }
+    let source = Source::open(workspace.path("shards")).unwrap();
+    assert_eq!((source.items.len(), &source.classes), (12, &None));
+    workspace.written(&source, &options(share(0.5)));
+    let set = workspace.open();
+    for (sample, (item, expected)) in (0..).zip(folder.items.iter().zip(expected)) {
+        assert_eq!(set.label(sample), item.label);
+        assert!(set.image(sample).bytes == expected, "image {sample}");
+    }
+
+    let first = Source::open(workspace.path("shards/0.tar")).unwrap();
+    assert_eq!(first.items, source.items[..5]);
+}
+
+#[test]
+fn archives_with_a_gap_are_refused_with_the_name_of_the_sample() {
+    let workspace = Workspace::new();
+    let refused = |bytes: &[u8]| {
+        let path = workspace.put("a.tar", bytes);
+        let error = Source::open(&path).unwrap_err().to_string();
+        error.strip_prefix(&format!("{}: ", path.display())).unwrap().to_owned()
+    };
+    let (image, label) = (("x/1.jpg", &[0; 700][..]), ("x/1.cls", &b"3"[..]));
+    assert_eq!(refused(&archive(&[image])), "sample x/1 has no label: put one into x/1.cls");
+    assert!(refused(&archive(&[label])).starts_with("sample x/1 has a label and no image (bmp, "));
+    assert_eq!(
+        refused(&archive(&[image, ("x/1.cls", b"cat")])),
+        "x/1.cls: the label \"cat\" is not a whole number"
+    );
+    assert!(
+        refused(&archive(&[image, label, ("x/1.png", b"")]))
+            .contains("x/1.png: its sample has two")
+    );
+    assert!(refused(&archive(&[("notes.txt", b"")])).starts_with("has no image (bmp, "));
+    assert!(refused(b"no archive, but longer than a block of it").contains("is no tar archive"));
+    let whole = archive(&[image, label, ("x/2.jpg", b"2"), ("x/2.cls", b"2")]);
+    // In an image, between two samples, and just before the end.
+    for len in [800, 512 + 1024 + 1024, whole.len() - 1024] {
+        assert_eq!(refused(&whole[..len]), "is cut off: copy it again", "{len} bytes");
+    }
+}
+
+#[test]
+fn every_file_gets_its_share_of_every_class() {
+    let workspace = Workspace::new();
+    let mut source = workspace.folder(60);
+    let mut options = options(share(0.0));
+    let others = ["val.beton", "test.beton"].map(|name| workspace.path(name));
+    options.others = others.iter().cloned().zip([0.2, 0.1]).collect();
+    let summary = workspace.written(&source, &options);
+    let paths: Vec<_> = summary.files.iter().map(|file| file.path.clone()).collect();
+    assert_eq!(paths[1..], others);
+    let read = |path: &PathBuf| -> Vec<(i64, Vec<u8>)> {
+        let (set, samples) = (Opened::new(path), baton_data::Beton::open(path).unwrap().len());
+        (0..samples).map(|sample| (set.label(sample), set.image(sample).bytes.to_vec())).collect()
+    };
+    let sets: Vec<_> = paths.iter().map(read).collect();
+    for (set, expected) in sets.iter().zip([21, 6, 3]) {
+        let ones = set.iter().filter(|(label, _)| *label == 1).count();
+        assert_eq!((ones, set.len()), (expected, 2 * expected));
+    }
+    let mut all = sets.concat();
+    let mut pixels = |item: &baton_data::write::Item| {
+        let position = all.iter().position(|(label, bytes)| {
+            let same = || image::open(&item.path).unwrap().into_rgb8().as_raw() == bytes;
+            *label == item.label && same()
+        });
+        all.swap_remove(position.unwrap());
+    };
+    source
+        .items
+        .iter()
+        .filter(|item| item.path.extension().unwrap() != "jpg")
+        .for_each(&mut pixels);
+    assert_eq!(all.len(), 20, "the JPEGs");
+
+    // Paths below the source decide, not where it is.
+    let before: Vec<_> = paths.iter().map(|path| fs::read(path).unwrap()).collect();
+    fs::rename(workspace.path("images"), workspace.path("moved")).unwrap();
+    source = Source::open(workspace.path("moved")).unwrap();
+    workspace.written(&source, &options);
+    assert!(paths.iter().zip(before).all(|(path, before)| fs::read(path).unwrap() == before));
+}
+
+#[test]
+fn divided_files_appear_together_or_not_at_all() {
+    let workspace = Workspace::new();
+    let source = workspace.folder(20);
+    let mut options = options(share(0.0));
+    options.others = vec![(workspace.path("val.beton"), 0.5)];
+    let summary = workspace.written(&source, &options);
+    let [train, val] = [0, 1].map(|file| summary.files[file].path.clone());
+    let before = fs::read(&train).unwrap();
+    let file_of = |set: &Path| {
+        let bytes = Opened::new(set).image(0).bytes.to_vec();
+        let is_it = |path: &&PathBuf| image::open(path).unwrap().into_rgb8().as_raw() == &bytes;
+        source.items.iter().map(|item| &item.path).find(is_it).unwrap().clone()
+    };
+    let (in_train, in_val) = (file_of(&train), file_of(&val));
+    picture(9, 9).save(in_train).unwrap();
+    fs::write(in_val, "not an image").unwrap();
+    assert!(workspace.refused(&source, &options).contains("1 image of"));
+    assert!(fs::read(&train).unwrap() == before, "the older file is no longer there");
+
+    options.shards = Some(2);
+    assert!(workspace.refused(&source, &options).contains("shards cannot be divided"));
+    options.shards = None;
+    options.others[0].0 = workspace.path("set.beton");
+    assert!(workspace.refused(&source, &options).contains("would be written twice"));
+    let few = Workspace::new();
+    few.picture("images/a/0.png", 9, 9);
+    let source = Source::open(few.path("images")).unwrap();
+    options.others[0].0 = few.path("val.beton");
+    assert!(few.refused(&source, &options).contains("val.beton: each class has too few"));
+    assert_eq!(few.names(), ["images"]);
 }
 
 #[test]

@@ -2,16 +2,22 @@
 
 use std::{
     fmt::Write,
+    num::NonZeroUsize,
     path::{Path, PathBuf},
 };
 
-use baton_data::survey::{FieldSurvey, Sizes, Survey, Values};
+use baton_data::{
+    statistics::{FieldStatistics, ValueStatistics, statistics},
+    survey::{FieldSurvey, Sizes, Survey, Values},
+};
 use baton_job::exit::Failure;
 use baton_text::{TokenFile, Tokenizer};
 
 use super::{failure, open, text_failure};
 use crate::{
-    clean, human,
+    clean,
+    commands::bar::{SAMPLES, bar},
+    human,
     json::{self, InspectedData, SamplePart, SampleText},
     output,
     render::Paint,
@@ -23,15 +29,20 @@ use crate::{
 Examples:
   baton data inspect train.beton
   baton data inspect --json train.beton | jq .samples
+  baton data inspect --values train.beton
+      data.mean and data.std of the recipe, and how many samples each class has
   baton data inspect train.beton --tokenizer SmolLM2-135M-Instruct --show 3
       the first 3 samples that `baton data tokenize` wrote, as text; what the loss does not count is
       dim on a terminal, and in \u{27e6}brackets\u{27e7} elsewhere
 
-Without --tokenizer, reads only the rows and the allocation table, so it is fast for any size of file. To check every
+Without --values and --tokenizer, reads only the rows and the allocation table, so it is fast for any size of file. To check every
 image, use `baton data verify`.")]
 pub(crate) struct Args {
     /// The file
     file: PathBuf,
+    /// Also decode every image and count every class, and show the settings of a recipe that follow
+    #[arg(long)]
+    values: bool,
     /// Show samples of tokens as text, with the tokenizer in this folder
     #[arg(long, value_name = "MODEL_FOLDER")]
     tokenizer: Option<PathBuf>,
@@ -44,18 +55,67 @@ pub(crate) struct Args {
 }
 
 pub(super) fn run(args: &Args) -> Result<(), Failure> {
-    let survey = Survey::of(&open(&args.file)?).map_err(failure)?;
+    let beton = open(&args.file)?;
+    let survey = Survey::of(&beton).map_err(failure)?;
     let texts = args.tokenizer.as_ref().map(|tokenizer| texts(args, tokenizer)).transpose()?;
-    let inspected = InspectedData { survey, texts };
+    let values = args.values.then(|| {
+        let bar = bar(SAMPLES, beton.len());
+        let threads = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        let found = statistics(&beton, threads, |samples| bar.inc(samples));
+        bar.finish_and_clear();
+        found.map_err(failure)
+    });
+    let inspected = InspectedData { survey, values: values.transpose()?, texts };
     if args.json {
         output::line(json::line(&inspected));
         return Ok(());
     }
     output::line(text(&inspected.survey).trim_end());
+    for field in inspected.values.iter().flatten() {
+        output::line(value_lines(field));
+    }
     for sample in inspected.texts.iter().flatten() {
         output::painted(painted(sample, Paint::detect()));
     }
     Ok(())
+}
+
+/// Most classes whose counts are shown.
+const MAX_SHOWN_CLASSES: usize = 1_000;
+
+/// The statistics of a field, with the settings that follow.
+fn value_lines(field: &FieldStatistics) -> String {
+    let numbers = |values: &[f64], digits: usize| {
+        let values: Vec<String> = values.iter().map(|value| format!("{value:.digits$}")).collect();
+        values.join(", ")
+    };
+    let name = &field.name;
+    match &field.values {
+        ValueStatistics::Pixels { mean, std } => format!(
+            "\npixels of {name}, for a recipe:\n  data.mean = [{}]\n  data.std = [{}]",
+            numbers(mean, 3),
+            numbers(std, 3)
+        ),
+        ValueStatistics::Classes { class_counts, class_weights } => {
+            let mut text = format!("\nclasses of {name}:");
+            for (class, count) in class_counts.iter().enumerate().take(MAX_SHOWN_CLASSES) {
+                // Writing to a string never fails.
+                let _ = write!(text, "\n  {class}: {}", human::count(*count, "sample"));
+            }
+            match class_weights {
+                None => text.push_str("\n  a class has no samples, and no weights"),
+                Some(weights) if weights.len() <= MAX_SHOWN_CLASSES => {
+                    let _ = write!(
+                        text,
+                        "\n  so that all classes count the same, in a recipe:\n  loss.class_weights = [{}]",
+                        numbers(weights, 4)
+                    );
+                }
+                Some(_) => text.push_str("\n  more than a thousand classes: --json has all"),
+            }
+            text
+        }
+    }
 }
 
 /// The first samples as text.

@@ -1,6 +1,7 @@
 //! `baton data`
 
 mod bench;
+mod encoding;
 mod inspect;
 mod split;
 mod synth;

@@ -13,13 +13,13 @@ pub(super) struct SplitFiles {
     /// A second file, for a share of the samples, which are then not in the first
     #[arg(long, value_name = "FILE", requires = "val_share")]
     val: Option<PathBuf>,
-    /// Share of the samples for the second file, between 0 and 1, on average
+    /// Share of the samples for the second file, between 0 and 1
     #[arg(long, value_name = "SHARE", requires = "val", value_parser = share)]
     val_share: Option<f64>,
     /// A third file, for a last test
     #[arg(long, value_name = "FILE", requires = "test_share")]
     test: Option<PathBuf>,
-    /// Share of the samples for the third file, between 0 and 1, on average
+    /// Share of the samples for the third file, between 0 and 1
     #[arg(long, value_name = "SHARE", requires = "test", value_parser = share)]
     test_share: Option<f64>,
 }

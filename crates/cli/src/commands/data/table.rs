@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Instant};
 use baton_data::write::{TableField, TableOptions, write_table};
 use baton_job::exit::Failure;
 
-use super::{split::SplitFiles, write_failure};
+use super::{encoding::EncodingArgs, split::SplitFiles, write_failure};
 use crate::{
     commands::bar::{CommandProgress, ROWS},
     human,
@@ -25,6 +25,10 @@ Examples:
       --field features=floats:age,weight,pulse --field label=class:diagnosis
       three numbers, and the class in text, whose names are listed in train.beton.label.classes.txt
 
+  baton data table --from photos.csv --to train.beton --val val.beton --val-share 0.1 \\
+      --field image=image:file --field label=class:species --stratify label
+      images in the files that a column names, a tenth of each species for validation
+
 Kinds of fields; the column has the name of the field unless `:COLUMN` names another:
   int                      a whole number
   float                    a finite number
@@ -33,9 +37,11 @@ Kinds of fields; the column has the name of the field unless `:COLUMN` names ano
   floats:COLUMN,COLUMN…    finite numbers, f32 of shape (columns)
   letters(ALPHABET,LENGTH) positions in the alphabet from 1 on, u8 of shape (LENGTH), 0 behind the text's end
   onehot(ALPHABET,LENGTH)  f32 of shape (letters of the alphabet, LENGTH)
+  image                    the image in the file that the text names, from the table's folder on
+  array(CHANNELS,LENGTH)   the numbers in the .npy or .wav file that the text names, f32 of that shape
 
 The first line of the table names its columns. A hash decides in which file a row is, of the whole row or of its value in
---by; so it does not depend on other rows. Every value is checked before anything is written.")]
+--by; so it does not depend on other rows, except with --stratify. Every value is checked before a file gets its name.")]
 pub(crate) struct Args {
     /// A table: columns are separated by tabs if its name ends with .tsv, by commas otherwise
     #[arg(long, value_name = "TABLE")]
@@ -48,9 +54,14 @@ pub(crate) struct Args {
     /// Keep all rows with the same value in this column in the same file
     #[arg(long, value_name = "COLUMN")]
     by: Option<String>,
+    /// Give each file its share of every class of this field
+    #[arg(long, value_name = "NAME", conflicts_with = "by")]
+    stratify: Option<String>,
     /// What to do about rows with a bad value
     #[arg(long, value_enum, default_value = "fail")]
     on_bad: BadRowPolicy,
+    #[command(flatten)]
+    encoding: EncodingArgs,
     /// Print one JSON object at the end, and nothing else
     #[arg(long)]
     json: bool,
@@ -72,6 +83,9 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
         others: args.files.others(),
         to: args.files.to,
         by: args.by,
+        stratify: args.stratify,
+        encoding: args.encoding.encoding(),
+        threads: args.encoding.threads(),
         skips_bad_rows: args.on_bad == BadRowPolicy::Skip,
     };
     let start = Instant::now();

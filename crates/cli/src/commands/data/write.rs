@@ -1,20 +1,16 @@
 //! `baton data write`
 
-use std::{
-    num::NonZeroUsize,
-    path::{Path, PathBuf},
-    time::Instant,
-};
+use std::{path::PathBuf, time::Instant};
 
 use baton_data::write::{
-    DEFAULT_PAGE_BYTES, Encoding, FFCV_MIN_PAGE_BYTES, JpegSelection, OnBadImage, Options, Source,
-    Summary, WriteEvent, write_images,
+    DEFAULT_PAGE_BYTES, FFCV_MIN_PAGE_BYTES, OnBadImage, Options, Source, Summary, WriteEvent,
+    write_images,
 };
 use baton_job::exit::Failure;
 
-use super::{share, write_failure};
+use super::{encoding::EncodingArgs, split::SplitFiles, write_failure};
 use crate::{
-    commands::{bar::CommandProgress, threads},
+    commands::bar::CommandProgress,
     failure::bad_input,
     human,
     json::{self, WrittenData},
@@ -33,6 +29,12 @@ Examples:
       a list of `path<TAB>label` or `path,label` lines; half of the images JPEG, half raw, the
       longer side 500 pixels at most: ffcv-imagenet's data set for ResNet-50
 
+  baton data write --from photos --to train.beton --val val.beton --val-share 0.1
+      a tenth of each class goes to another file, whatever else the class has
+
+  baton data write --from shards --to train.beton
+      the archives of a folder (or one archive), each sample NAME.jpg and NAME.cls with its label
+
   baton data write --from photos --to train.beton --keep-jpeg
       JPEG files are stored unchanged, byte by byte
 
@@ -42,33 +44,16 @@ Examples:
 An image is converted to 8-bit RGB as Pillow's convert(\"RGB\") does, also from CMYK; the EXIF
 orientation is not applied. The same command writes the same bytes with any number of threads.")]
 pub(crate) struct Args {
-    /// A folder with a folder of images per class, or a list of images with labels
-    #[arg(long, value_name = "FOLDER_OR_LIST")]
+    /// A folder with a folder of images per class, a list of images with labels, or WebDataset archives (.tar)
+    #[arg(long, value_name = "SOURCE")]
     from: PathBuf,
-    /// File to write; an existing file is replaced at the end
-    #[arg(long, value_name = "FILE")]
-    to: PathBuf,
-    /// Shrink images whose longer side is above PIXELS [default: keep their size]
-    #[arg(long, value_name = "PIXELS", value_parser = clap::value_parser!(u32).range(1..=65_535))]
-    max_resolution: Option<u32>,
-    /// Share of images stored as JPEG, 0 to 1; the others are stored raw
-    #[arg(long, value_name = "SHARE", default_value_t = 1.0, value_parser = share)]
-    jpeg_fraction: f64,
-    /// Store as JPEG only images of more than BYTES raw bytes (3 per pixel)
-    #[arg(long, value_name = "BYTES", conflicts_with = "jpeg_fraction")]
-    smart_threshold: Option<u64>,
-    /// Quality of JPEGs, with 4:2:0 chroma
-    #[arg(long, value_name = "1..100", default_value_t = 90,
-        value_parser = clap::value_parser!(u8).range(1..=100))]
-    jpeg_quality: u8,
-    /// Store source JPEGs unchanged, unless they have to shrink, instead of encoding them again
-    #[arg(long)]
-    keep_jpeg: bool,
-    /// Seed that selects which images become JPEGs
-    #[arg(long, value_name = "N", default_value_t = 0)]
-    seed: u64,
+    #[command(flatten)]
+    files: SplitFiles,
+    #[command(flatten)]
+    encoding: EncodingArgs,
     /// Write N files instead of one
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=99_999))]
+    #[arg(long, value_name = "N", conflicts_with_all = ["val", "test"],
+        value_parser = clap::value_parser!(u32).range(1..=99_999))]
     shards: Option<u32>,
     /// Keep the shards that an earlier run of the same command has finished
     #[arg(long, requires = "shards")]
@@ -85,9 +70,6 @@ pub(crate) struct Args {
     /// Bytes per page, a power of two; no stored image can be larger
     #[arg(long, value_name = "BYTES", default_value_t = DEFAULT_PAGE_BYTES)]
     page_size: u32,
-    /// Number of threads that decode and encode [default: all cores]
-    #[arg(long, value_name = "N", value_parser = threads)]
-    threads: Option<NonZeroUsize>,
     /// Print one JSON object at the end, and nothing else
     #[arg(long)]
     json: bool,
@@ -106,7 +88,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let source = Source::open(&args.from).map_err(write_failure)?;
     let start = Instant::now();
     let mut reporter = WriteReporter::new(source.items.len() as u64, args);
-    let written = write_images(&source, &args.to, &options, &mut |event: WriteEvent<'_>| {
+    let written = write_images(&source, &args.files.to, &options, &mut |event: WriteEvent<'_>| {
         reporter.show(event)
     });
     reporter.progress.finish();
@@ -114,7 +96,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     let seconds = start.elapsed().as_secs_f64();
     match args.json {
         true => output::line(json::line(&WrittenData::new(&summary, seconds))),
-        false => print_summary(&args.to, &summary, seconds),
+        false => print_summary(args, &summary, seconds),
     }
     Ok(())
 }
@@ -126,23 +108,14 @@ fn options(args: &Args) -> Result<Options, Failure> {
             args.page_size
         )));
     }
-    let choice = match args.smart_threshold {
-        Some(bytes) => JpegSelection::LargerThan { bytes },
-        None => JpegSelection::Fraction { share: args.jpeg_fraction, seed: args.seed },
-    };
-    let cores = || std::thread::available_parallelism().unwrap_or(NonZeroUsize::MIN);
     Ok(Options {
-        encoding: Encoding {
-            choice,
-            jpeg_quality: args.jpeg_quality,
-            max_resolution: args.max_resolution,
-            keep_jpeg: args.keep_jpeg,
-        },
+        encoding: args.encoding.encoding(),
         image_field: args.image_field.clone(),
         label_field: args.label_field.clone(),
         page_bytes: args.page_size,
-        threads: args.threads.unwrap_or_else(cores),
+        threads: args.encoding.threads(),
         shards: args.shards,
+        others: args.files.others(),
         resume: args.resume,
         on_bad_image: match args.on_bad_image {
             BadImagePolicy::Fail => OnBadImage::Fail,
@@ -172,7 +145,7 @@ impl WriteReporter {
         Self {
             progress: CommandProgress::new("{bar:30} {pos}/{len} images  {msg}", images, args.json),
             is_quiet: args.json,
-            is_one_file: args.shards.is_none(),
+            is_one_file: args.shards.is_none() && args.files.others().is_empty(),
             images,
             stored: 0,
             source_bytes: 0,
@@ -230,12 +203,18 @@ impl WriteReporter {
     }
 }
 
-fn print_summary(target: &Path, summary: &Summary, seconds: f64) {
+fn print_summary(args: &Args, summary: &Summary, seconds: f64) {
     let tally = summary.tally;
     let bytes = summary.files.iter().map(|file| file.bytes).sum();
-    let location = match &summary.files[..] {
-        [file] => file.path.display().to_string(),
-        files => format!("{} in {} shards", target.display(), files.len()),
+    let location = match (&summary.files[..], args.shards) {
+        (files, Some(_)) => {
+            format!("{} in {} shards", args.files.to.display(), files.len())
+        }
+        (files, None) => {
+            let paths: Vec<String> =
+                files.iter().map(|file| file.path.display().to_string()).collect();
+            paths.join(", ")
+        }
     };
     let samples = human::count(tally.samples, "sample");
     let (jpeg, raw) = (tally.jpeg, tally.samples - tally.jpeg);

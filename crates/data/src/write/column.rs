@@ -1,0 +1,330 @@
+//! The columns of a table that become a field, and the values in them.
+
+use std::{fs, path::Path};
+
+use super::{
+    Array, BadImage, DEFAULT_PAGE_BYTES, Error, Field, FieldKind, Value,
+    encoding::{ImageEncoder, StoredImage},
+    recording::{RECORDING_EXTENSIONS, SignalRecording},
+};
+
+/// A field and the columns that it is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TableField {
+    pub(super) name: String,
+    pub(super) kind: ColumnKind,
+    pub(super) columns: Vec<String>,
+}
+
+/// How the text of a column becomes a value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum ColumnKind {
+    /// A whole number.
+    Int,
+    /// A number that is finite.
+    Float,
+    /// The position of the text among the sorted texts of the column.
+    Class,
+    /// The bytes of the text.
+    Text,
+    /// Finite numbers of several columns, f32 of shape (columns).
+    Floats,
+    /// Positions in the alphabet, from 1 on, u8 of shape (length); 0 behind the end of the text.
+    Letters { alphabet: Vec<char>, length: usize },
+    /// f32 of shape (letters of the alphabet, length): 1 where the text has this letter.
+    OneHot { alphabet: Vec<char>, length: usize },
+    /// The image in the file that the text names.
+    Image,
+    /// The numbers in the `.npy` or `.wav` file that the text names, f32 of shape (channels, length).
+    Array { channels: usize, length: usize },
+}
+
+const KINDS: &str = "int, float, class, text, image, floats, letters(ALPHABET,LENGTH), onehot(ALPHABET,LENGTH) or array(CHANNELS,LENGTH)";
+
+/// `NAME=KIND`, or `NAME=KIND:COLUMN,COLUMN` if the columns have other names.
+impl std::str::FromStr for TableField {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let Some((name, rest)) = text.split_once('=') else {
+            return Err(format!("write NAME=KIND or NAME=KIND:COLUMN; KIND is {KINDS}"));
+        };
+        let (kind, columns) = match rest.split_once(':') {
+            Some((kind, columns)) => {
+                (kind, columns.split(',').map(|name| name.trim().to_owned()).collect())
+            }
+            None => (rest, vec![name.to_owned()]),
+        };
+        let kind = kind.trim().parse::<ColumnKind>()?;
+        if columns.len() != 1 && kind != ColumnKind::Floats {
+            return Err("only floats takes several columns".to_owned());
+        }
+        if kind == ColumnKind::Class && name.contains('/') {
+            return Err(
+                "the name of a class field is part of a file's name, so it has no /".to_owned()
+            );
+        }
+        Ok(Self { name: name.to_owned(), kind, columns })
+    }
+}
+
+impl std::str::FromStr for ColumnKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "int" => return Ok(Self::Int),
+            "float" => return Ok(Self::Float),
+            "class" => return Ok(Self::Class),
+            "text" => return Ok(Self::Text),
+            "floats" => return Ok(Self::Floats),
+            "image" => return Ok(Self::Image),
+            _ => {}
+        }
+        let unknown = || format!("{text:?} is no kind: take {KINDS}");
+        let (word, inside) =
+            text.strip_suffix(')').and_then(|text| text.split_once('(')).ok_or_else(unknown)?;
+        let (letters, length) = inside.rsplit_once(',').ok_or_else(unknown)?;
+        let length = length.trim().parse().ok().filter(|length| *length > 0);
+        let length: usize =
+            length.ok_or_else(|| format!("{text}: LENGTH is a whole number, at least 1"))?;
+        if word == "array" {
+            let channels = letters.trim().parse().ok().filter(|channels| *channels > 0);
+            let channels = channels
+                .ok_or_else(|| format!("{text}: CHANNELS is a whole number, at least 1"))?;
+            return Ok(Self::Array { channels, length });
+        }
+        let alphabet: Vec<char> = letters.trim().chars().collect();
+        let again = (1..alphabet.len())
+            .find(|position| alphabet[..*position].contains(&alphabet[*position]));
+        if let Some(again) = again {
+            return Err(format!("{text}: {:?} is there twice", alphabet[again]));
+        }
+        if alphabet.is_empty() || alphabet.len() > 255 {
+            return Err(format!("{text}: an alphabet has 1 to 255 letters"));
+        }
+        match word {
+            "letters" => Ok(Self::Letters { alphabet, length }),
+            "onehot" => Ok(Self::OneHot { alphabet, length }),
+            _ => Err(unknown()),
+        }
+    }
+}
+
+/// A value of a field.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum OwnedValue {
+    Int(i64),
+    Float(f64),
+    Bytes(Vec<u8>),
+    Array(Vec<u8>),
+    Image(StoredImage),
+}
+
+/// Why a field has no value in a row.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum BadValue {
+    /// Its text is wrong, or names no file.
+    Text(String),
+    /// The file it names cannot be used, which is known once it is read.
+    File(String),
+}
+
+impl From<String> for BadValue {
+    fn from(reason: String) -> Self {
+        Self::Text(reason)
+    }
+}
+
+/// What is there when values are to be written, and not only to be checked.
+pub(super) struct Writing<'a> {
+    /// The sorted texts of the column.
+    pub(super) classes: &'a [String],
+    pub(super) encoder: &'a mut ImageEncoder,
+    /// Position of the row.
+    pub(super) row: u64,
+}
+
+impl OwnedValue {
+    pub(super) fn borrowed(&self) -> Value<'_> {
+        match self {
+            Self::Int(value) => Value::Int(*value),
+            Self::Float(value) => Value::Float(*value),
+            Self::Bytes(bytes) => Value::Bytes(bytes),
+            Self::Array(bytes) => Value::Array(bytes),
+            Self::Image(StoredImage { mode, width, height, bytes, .. }) => {
+                Value::Image { mode: *mode, width: *width, height: *height, bytes }
+            }
+        }
+    }
+}
+
+impl TableField {
+    pub(super) fn field(&self) -> Field {
+        let array = |shape: &[usize], dtype: &str| {
+            let shape = shape.iter().map(|axis| *axis as u64).collect();
+            FieldKind::NdArray(Array { shape, dtype: dtype.to_owned() })
+        };
+        let kind = match &self.kind {
+            ColumnKind::Int | ColumnKind::Class => FieldKind::Int,
+            ColumnKind::Float => FieldKind::Float,
+            ColumnKind::Text => FieldKind::Bytes,
+            ColumnKind::Floats => array(&[self.columns.len()], "<f4"),
+            ColumnKind::Letters { length, .. } => array(&[*length], "|u1"),
+            ColumnKind::OneHot { alphabet, length } => array(&[alphabet.len(), *length], "<f4"),
+            ColumnKind::Image => FieldKind::RgbImage,
+            ColumnKind::Array { channels, length } => array(&[*channels, *length], "<f4"),
+        };
+        Field::new(self.name.clone(), kind)
+    }
+
+    /// The text of its only column.
+    fn text<'a>(&self, cells: &'a [String]) -> Result<&'a str, String> {
+        match cells[0].trim() {
+            "" => Err(format!("column {:?} is empty", self.columns[0])),
+            text => Ok(text),
+        }
+    }
+
+    /// The value of a row, or an empty one if it is only checked: without reading the file that its text names, below
+    /// `folder`, and without knowing all classes.
+    pub(super) fn value(
+        &self,
+        cells: &[String],
+        folder: &Path,
+        writing: Option<Writing<'_>>,
+    ) -> Result<OwnedValue, BadValue> {
+        Ok(match &self.kind {
+            ColumnKind::Int => {
+                let text = self.text(cells)?;
+                OwnedValue::Int(text.parse().map_err(|_| self.wrong(0, text, "a whole number"))?)
+            }
+            ColumnKind::Float => OwnedValue::Float(self.number(cells, 0)?),
+            ColumnKind::Class => {
+                let text = self.text(cells)?;
+                if text.contains(['\n', '\r']) {
+                    let reason = format!("column {:?}: a class has a line break", self.columns[0]);
+                    return Err(reason.into());
+                }
+                let known = writing.map_or(Ok(0), |writing| {
+                    writing.classes.binary_search_by(|class| class.as_str().cmp(text))
+                });
+                OwnedValue::Int(known.map_err(|_| format!("{text:?} is a new class"))? as i64)
+            }
+            ColumnKind::Text => OwnedValue::Bytes(cells[0].clone().into_bytes()),
+            ColumnKind::Floats => {
+                let numbers = (0..cells.len()).map(|column| self.number(cells, column));
+                let numbers: Vec<f64> = numbers.collect::<Result<_, _>>()?;
+                OwnedValue::Array(
+                    numbers.iter().flat_map(|number| (*number as f32).to_le_bytes()).collect(),
+                )
+            }
+            ColumnKind::Letters { alphabet, length } => {
+                let mut array = vec![0_u8; *length];
+                for (place, letter) in array.iter_mut().zip(self.letters(cells, alphabet, *length)?)
+                {
+                    *place = letter as u8 + 1;
+                }
+                OwnedValue::Array(array)
+            }
+            ColumnKind::OneHot { alphabet, length } => {
+                let mut array = vec![0_f32; alphabet.len() * length];
+                for (place, letter) in
+                    self.letters(cells, alphabet, *length)?.into_iter().enumerate()
+                {
+                    array[letter * length + place] = 1.0;
+                }
+                OwnedValue::Array(array.iter().flat_map(|value| value.to_le_bytes()).collect())
+            }
+            ColumnKind::Image | ColumnKind::Array { .. } => {
+                let path = folder.join(self.text(cells)?);
+                let unusable = |reason: String| {
+                    format!("column {:?}: {} {reason}", self.columns[0], path.display())
+                };
+                if !path.is_file() {
+                    return Err(unusable("is not a file".to_owned()).into());
+                }
+                let Some(writing) = writing else { return Ok(OwnedValue::Bytes(Vec::new())) };
+                let read = match self.kind {
+                    ColumnKind::Array { channels, length } => read_array(&path, channels, length),
+                    _ => read_image(&path, writing.encoder, writing.row),
+                };
+                read.map_err(|reason| BadValue::File(unusable(reason)))?
+            }
+        })
+    }
+
+    fn number(&self, cells: &[String], column: usize) -> Result<f64, String> {
+        let text = cells[column].trim();
+        if text.is_empty() {
+            return Err(format!("column {:?} is empty", self.columns[column]));
+        }
+        let number = text.parse::<f64>().ok().filter(|number| match self.kind {
+            ColumnKind::Floats => (*number as f32).is_finite(),
+            _ => number.is_finite(),
+        });
+        number.ok_or_else(|| self.wrong(column, text, "a finite number"))
+    }
+
+    /// Positions in the alphabet.
+    fn letters(
+        &self,
+        cells: &[String],
+        alphabet: &[char],
+        length: usize,
+    ) -> Result<Vec<usize>, String> {
+        let text = self.text(cells)?;
+        let positions = text.chars().map(|letter| {
+            let position = alphabet.iter().position(|other| *other == letter);
+            position.ok_or_else(|| {
+                format!("column {:?} has {letter:?}, which is not in the alphabet", self.columns[0])
+            })
+        });
+        let positions: Vec<usize> = positions.collect::<Result<_, _>>()?;
+        match positions.len() {
+            count if count > length => Err(format!(
+                "column {:?} has {count} letters, and the field {length}",
+                self.columns[0]
+            )),
+            _ => Ok(positions),
+        }
+    }
+
+    fn wrong(&self, column: usize, text: &str, expected: &str) -> String {
+        let start: String = text.chars().take(40).collect();
+        format!("column {:?}: {start:?} is not {expected}", self.columns[column])
+    }
+}
+
+fn read_image(path: &Path, encoder: &mut ImageEncoder, row: u64) -> Result<OwnedValue, String> {
+    let source = fs::read(path).map_err(|error| BadImage::Read(error.to_string()).to_string())?;
+    let prepared = encoder.prepare(&source, row).map_err(|error| error.to_string())?;
+    let image = prepared.map_err(|bad| bad.to_string())?;
+    match image.bytes.len() as u64 {
+        needed if needed > u64::from(DEFAULT_PAGE_BYTES) => {
+            Err(BadImage::Page { needed, page_bytes: DEFAULT_PAGE_BYTES }.to_string())
+        }
+        _ => Ok(OwnedValue::Image(image)),
+    }
+}
+
+fn read_array(path: &Path, channels: usize, length: usize) -> Result<OwnedValue, String> {
+    let kind = path.extension().map(|kind| kind.to_string_lossy().to_lowercase());
+    if !kind.is_some_and(|kind| RECORDING_EXTENSIONS.contains(&kind.as_str())) {
+        return Err("is no .npy or .wav file".to_owned());
+    }
+    let array = SignalRecording::read(path).map_err(|error| match error {
+        Error::Source { reason, .. } => reason,
+        other => other.to_string(),
+    })?;
+    if (array.channels, array.len) != (channels, length) {
+        let (channels_there, length_there) = (array.channels, array.len);
+        return Err(format!(
+            "has the shape ({channels_there}, {length_there}) in place of ({channels}, {length})"
+        ));
+    }
+    if let Some(at) = array.values.iter().position(|value| !value.is_finite()) {
+        return Err(format!("has {} at position {at}", array.values[at]));
+    }
+    Ok(OwnedValue::Array(array.values.iter().flat_map(|value| value.to_le_bytes()).collect()))
+}
