@@ -60,7 +60,7 @@ def up(
     if run_dir is None:
         (shown,) = _programs.call_baton("recipe", "show", "--json", os.fspath(recipe), *changes)
         run_dir = Path("runs", shown["name"])
-    folder = Path(run_dir)
+    folder = _folder_of(run_dir)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -76,7 +76,7 @@ def up(
     command = [baton, "up", os.fspath(recipe), *changes, "--json", "--run-dir", folder]
     if not any(argument.partition("=")[0] == "--listen" for argument in arguments):
         command += ["--listen", "127.0.0.1:0"]
-    command += ["--ranks", str(ranks)] if ranks is not None else []
+    command += [f"--ranks={ranks}"] if ranks is not None else []
     with (folder / _OUTPUT).open("wb") as output, (folder / _ERRORS).open("wb") as errors:
         # Its own session: an interrupted kernel sends SIGINT to all processes of its own.
         process = subprocess.Popen(
@@ -100,6 +100,13 @@ def up(
     return job
 
 
+def _folder_of(run_dir: str | os.PathLike[str]) -> Path:
+    """The run folder. An empty name, as of a variable that is not set, would be the current folder."""
+    if not isinstance(run_dir, str | os.PathLike) or not os.fspath(run_dir):
+        raise TypeError(f"run_dir is the path of a run folder, not {run_dir!r}")
+    return Path(run_dir)
+
+
 def attach(run_dir: str | os.PathLike[str] | None = None, *, store: str | os.PathLike[str] | None = None) -> Job:
     """The job that runs in a run folder, whoever started it; or the one that saves to a checkpoint store, `s3://BUCKET/PREFIX`
     or a folder, on whichever machine its coordinator is, also after another one has taken over.
@@ -112,7 +119,7 @@ def attach(run_dir: str | os.PathLike[str] | None = None, *, store: str | os.Pat
         return job
     if store is not None or run_dir is None:
         raise TypeError("attach takes a run folder, or store=")
-    job = Job(Path(run_dir))
+    job = Job(_folder_of(run_dir))
     if job.status()["phase"] != "ended" and job._last_line():
         # The file is that of an earlier job here, which `up` started; this one was started otherwise.
         job._prints_here = False

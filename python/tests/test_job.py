@@ -29,7 +29,7 @@ def test_up_passes_on_recipe_changes_and_flags(programs, tmp_path, monkeypatch):
     assert repr(job) == f"baton.attach('{tmp_path}/runs/shown')"
     assert job.wait()["reason"] == (
         'digits --set train.epochs=3 --set optimizer={kind = "sgd"} --set train.recompute=["layers"] '
-        '--set data.resize="fast" --json --run-dir runs/shown --listen 127.0.0.1:0 --ranks 2 --no-auto-resume'
+        '--set data.resize="fast" --json --run-dir runs/shown --listen 127.0.0.1:0 --ranks=2 --no-auto-resume'
     ).replace('"', "")
 
 
@@ -171,6 +171,11 @@ def test_a_missing_program_is_named(no_programs, tmp_path):
 
 def test_bad_arguments_are_named(tmp_path, programs):
     programs("baton", "exit 1")
+    for folder in ("", None, 5):
+        with pytest.raises(TypeError, match=r"is the path of a run folder|a run folder, or store="):
+            baton.attach(folder)
+    with pytest.raises(TypeError, match="run_dir is the path of a run folder, not ''"):
+        baton.up("recipe.toml", run_dir="")
     with pytest.raises(TypeError, match="set is a list: give a dictionary"):
         baton.up("digits_cpu", set=["train.epochs=3"])
     with pytest.raises(TypeError, match=r"arguments is a text: give a list, such as \['--epochs', '3'\]"):

@@ -487,7 +487,7 @@ impl WrittenTableFiles {
             field,
             path: path.display().to_string(),
         };
-        let WrittenTable { files, classes, skipped, first_skipped } = written;
+        let WrittenTable { files, classes, skipped, first_skipped, .. } = written;
         Self {
             files: files.into_iter().map(Into::into).collect(),
             classes: classes.into_iter().map(list).collect(),

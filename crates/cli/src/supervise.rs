@@ -133,7 +133,7 @@ impl Child {
         let log = open_log(&self.log).map_err(|error| match error.kind() {
             ErrorKind::StorageFull | ErrorKind::QuotaExceeded => explain(&self.log, error),
             _ => bad_input(format!(
-                "the log {} cannot be written: {error}; give a writable folder with --run-dir",
+                "the log {} cannot be written: {error}; make its folder writable, or give another one",
                 self.log.display()
             )),
         })?;
@@ -177,11 +177,21 @@ impl Child {
 
     /// The last error message that the current process logged.
     pub(crate) fn last_error(&self) -> Option<String> {
+        last_error_in(&self.said()?)
+    }
+
+    /// The last line with this text that the current process logged.
+    pub(crate) fn last_line_with(&self, text: &str) -> Option<String> {
+        self.said()?.lines().rev().find(|line| line.contains(text)).map(str::to_owned)
+    }
+
+    /// All that the current process logged.
+    fn said(&self) -> Option<String> {
         let mut log = File::open(&self.log).ok()?;
         log.seek(SeekFrom::Start(self.log_offset)).ok()?;
         let mut text = Vec::new();
         log.read_to_end(&mut text).ok()?;
-        last_error_in(&String::from_utf8_lossy(&text))
+        Some(String::from_utf8_lossy(&text).into_owned())
     }
 }
 
@@ -282,7 +292,10 @@ mod tests {
         let mut child = Child::new("shell", folder.path().join("logs/shell.log"));
         let failure = child.start(Command::new("sh"), |_| ()).unwrap_err();
         assert_eq!(failure.class, Class::BadInput, "{failure}");
-        assert!(failure.message.ends_with("; give a writable folder with --run-dir"), "{failure}");
+        assert!(
+            failure.message.ends_with("; make its folder writable, or give another one"),
+            "{failure}"
+        );
     }
 
     #[tokio::test]
@@ -293,10 +306,12 @@ mod tests {
             let (sender, end) = tokio::sync::oneshot::channel();
             let mut command = Command::new("sh");
             command.args(["-c", script]);
+            let is_old = expected == Some("old");
             child.start(command, |exit| sender.send(exit).unwrap()).unwrap();
             assert!(matches!(end.await, Ok(Exit::Code(3 | 4))));
             child.ended();
             assert_eq!(child.last_error().as_deref(), expected);
+            assert_eq!(child.last_line_with("old").is_some(), is_old);
         }
     }
 }

@@ -114,6 +114,8 @@ const COMPARE_INTERVAL: Duration = Duration::from_secs(1);
 const STATUS_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time between two lines about the trials that train.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(30);
+/// What the last line of a trial says whose newest state is lost.
+const NOT_SAVED: &str = "was not saved";
 
 /// Trains all trials and returns the exit code.
 pub(crate) async fn run(mut args: Args) -> Result<u8, Failure> {
@@ -147,6 +149,7 @@ pub(crate) async fn run(mut args: Args) -> Result<u8, Failure> {
         slots,
         failures: BTreeMap::new(),
         stop: None,
+        unsaved: 0,
         asked_at: None,
         queue,
         start: Instant::now(),
@@ -247,6 +250,8 @@ struct Sweep {
     /// Why trials failed since this start, by number.
     failures: BTreeMap<usize, String>,
     stop: Option<Stop>,
+    /// Number of trials that were asked to stop, and whose newest state is lost.
+    unsaved: u64,
     /// When a signal first asked to stop.
     asked_at: Option<Instant>,
     queue: mpsc::UnboundedSender<Input>,
@@ -297,7 +302,14 @@ impl Sweep {
         match self.stop {
             Some(Stop::AtOnce | Stop::Failed(_)) => Ok(INTERRUPTED),
             Some(Stop::Asked(reason)) => {
-                output::note(format!("saved and stopped ({reason}); the same command continues"));
+                let saved = match self.unsaved {
+                    0 => "saved and stopped".to_owned(),
+                    unsaved => {
+                        let trials = human::count(unsaved, "trial");
+                        format!("stopped, and the newest state of {trials} was not saved")
+                    }
+                };
+                output::note(format!("{saved} ({reason}); the same command continues"));
                 Ok(exit::DRAINED)
             }
             None if self.failures.is_empty() => Ok(exit::OK),
@@ -449,8 +461,11 @@ impl Sweep {
                 self.check_evaluations(number);
             }
             AfterTrial::Diverged => output::note(format!("{label}: diverged: {why}")),
-            AfterTrial::Saved => output::note(format!("{label}: saved, {reached}")),
-            AfterTrial::NotSaved => output::note(format!("{label}: not saved: {why}")),
+            AfterTrial::Saved => match running.child.last_line_with(NOT_SAVED) {
+                None => output::note(format!("{label}: saved, {reached}")),
+                Some(line) => self.not_saved(number, &line),
+            },
+            AfterTrial::NotSaved => self.not_saved(number, &why),
             AfterTrial::StopsAll => {
                 output::note(format!("{label}: saved and stopped, not by this sweep"));
                 let name = folder_name(number);
@@ -466,6 +481,11 @@ impl Sweep {
             }
             AfterTrial::Failed => self.failed(number, why),
         }
+    }
+
+    fn not_saved(&mut self, trial: usize, why: &str) {
+        output::note(format!("{}: NOT saved: {why}", self.label(trial)));
+        self.unsaved += 1;
     }
 
     /// A trial that is tried again at the next start.

@@ -21,7 +21,22 @@ use super::{
 /// Longest label file, bytes.
 const MAX_LABEL_BYTES: u64 = 64;
 /// What ends an archive, at least: one block of zeros.
-const END_BYTES: u64 = 512;
+const END_BYTES: usize = 512;
+/// Bytes behind its end that are looked at: what programs add to fill a record of a tape, and more.
+const MAX_FILL_BYTES: u64 = 1 << 20;
+/// How compressed files begin: gzip, Zstandard, xz, bzip2.
+const COMPRESSED: [&[u8]; 4] = [&[0x1F, 0x8B], &[0x28, 0xB5, 0x2F, 0xFD], b"\xFD7zXZ", b"BZh"];
+
+/// Refuses a compressed file: in one, the images cannot be found without reading all before them.
+pub(super) fn refuse_compressed(path: &Path) -> Result<(), Error> {
+    let mut start = Vec::new();
+    let read = File::open(path).and_then(|file| file.take(6).read_to_end(&mut start));
+    read.map_err(failed("open", path))?;
+    match COMPRESSED.iter().any(|magic| start.starts_with(magic)) {
+        true => Err(refused(path, "is compressed: decompress it first".to_owned())),
+        false => Ok(()),
+    }
+}
 
 /// Whether a file's name is that of a tar archive.
 pub(super) fn is_archive(path: &Path) -> bool {
@@ -37,6 +52,9 @@ pub(super) fn archives_in(folder: &Path) -> Result<Vec<PathBuf>, Error> {
             return Ok(Vec::new());
         }
         if is_archive(&path) {
+            if !path.is_file() {
+                return Err(refused(&path, "is not a regular file: remove it".to_owned()));
+            }
             archives.push(path);
         }
     }
@@ -71,22 +89,23 @@ struct ArchivedSample {
 }
 
 fn read(path: &Path) -> Result<Vec<Item>, Error> {
+    refuse_compressed(path)?;
     let file = File::open(path).map_err(failed("open", path))?;
     let bytes = file.metadata().map_err(failed("read", path))?.len();
     let cut_off = || refused(path, "is cut off: copy it again".to_owned());
     let mut archive = Archive::new(BufReader::new(file));
-    let unreadable = |error: std::io::Error| refused(path, format!("is no tar archive: {error}"));
+    // The reader would quote the bytes that it cannot read.
+    let unreadable = |_| refused(path, "is no tar archive, or is damaged".to_owned());
     let mut samples: BTreeMap<PathBuf, ArchivedSample> = BTreeMap::new();
     let mut end = 0;
     for (number, entry) in archive.entries_with_seek().map_err(unreadable)?.enumerate() {
         let mut entry = entry.map_err(unreadable)?;
-        let (start, len) = (entry.raw_file_position(), entry.size());
+        let is_sparse = entry.header().entry_type() == EntryType::GNUSparse;
+        let stored = if is_sparse { entry.header().entry_size() } else { Ok(entry.size()) };
+        let (start, len) = (entry.raw_file_position(), stored.map_err(unreadable)?);
         end = start.saturating_add(len.next_multiple_of(512));
         if end > bytes {
             return Err(cut_off());
-        }
-        if !matches!(entry.header().entry_type(), EntryType::Regular | EntryType::Continuous) {
-            continue;
         }
         let name = entry.path().map_err(unreadable)?.into_owned();
         let Some((key, kind)) = key_and_kind(&name) else { continue };
@@ -95,14 +114,29 @@ fn read(path: &Path) -> Result<Vec<Item>, Error> {
             continue;
         }
         let wrong = |reason: String| refused(path, format!("{}: {reason}", name.display()));
+        match entry.header().entry_type() {
+            EntryType::Regular | EntryType::Continuous => {}
+            EntryType::Directory => continue,
+            EntryType::GNUSparse => {
+                let reason = "is stored with gaps: write the archive without --sparse";
+                return Err(wrong(reason.to_owned()));
+            }
+            _ => {
+                let reason = "is a link, not a file: write the archive with --dereference and \
+                              --hard-dereference";
+                return Err(wrong(reason.to_owned()));
+            }
+        }
         let sample = samples
             .entry(key)
             .or_insert_with(|| ArchivedSample { first: number, ..ArchivedSample::default() });
         let is_second = match is_label {
             true => {
-                let mut text = String::new();
-                let read = entry.by_ref().take(MAX_LABEL_BYTES).read_to_string(&mut text);
-                let label = read.ok().and_then(|_| text.trim().parse().ok());
+                let mut text = Vec::new();
+                let read = entry.by_ref().take(MAX_LABEL_BYTES).read_to_end(&mut text);
+                read.map_err(|_| cut_off())?;
+                let text = String::from_utf8_lossy(&text);
+                let label = text.trim().parse().ok().filter(|_| len <= MAX_LABEL_BYTES);
                 let label = label.ok_or_else(|| {
                     wrong(format!("the label {:?} is not a whole number", text.trim()))
                 })?;
@@ -116,14 +150,19 @@ fn read(path: &Path) -> Result<Vec<Item>, Error> {
             ));
         }
     }
-    // An archive that was cut between two files would otherwise only have fewer samples.
+    // An archive that was cut between two files would otherwise only have fewer samples, as would two that were joined.
     let mut file = archive.into_inner();
-    let mut mark = Vec::new();
-    let read =
-        file.seek(SeekFrom::Start(end)).and_then(|_| file.take(END_BYTES).read_to_end(&mut mark));
+    let mut rest = Vec::new();
+    let read = file
+        .seek(SeekFrom::Start(end))
+        .and_then(|_| file.take(MAX_FILL_BYTES).read_to_end(&mut rest));
     read.map_err(failed("read", path))?;
-    if mark.len() as u64 != END_BYTES || mark.iter().any(|byte| *byte != 0) {
+    if rest.len() < END_BYTES {
         return Err(cut_off());
+    }
+    if rest.iter().any(|byte| *byte != 0) {
+        let reason = "has more behind its end: if it is several archives, put them into one folder";
+        return Err(refused(path, reason.to_owned()));
     }
 
     let archive: Arc<Path> = path.into();

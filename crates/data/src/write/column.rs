@@ -5,6 +5,7 @@ use std::{fs, path::Path};
 use super::{
     Array, BadImage, DEFAULT_PAGE_BYTES, Error, Field, FieldKind, Value,
     encoding::{ImageEncoder, StoredImage},
+    mel::MelSettings,
     recording::{RECORDING_EXTENSIONS, SignalRecording},
 };
 
@@ -37,9 +38,11 @@ pub(super) enum ColumnKind {
     Image,
     /// The numbers in the `.npy` or `.wav` file that the text names, f32 of shape (channels, length).
     Array { channels: usize, length: usize },
+    /// The log-mel spectrogram of the `.wav` or `.npy` file that the text names, f32 of shape (bands, frames).
+    Mel(MelSettings),
 }
 
-const KINDS: &str = "int, float, class, text, image, floats, letters(ALPHABET,LENGTH), onehot(ALPHABET,LENGTH) or array(CHANNELS,LENGTH)";
+const KINDS: &str = "int, float, class, text, image, floats, letters(ALPHABET,LENGTH), onehot(ALPHABET,LENGTH), array(CHANNELS,LENGTH) or mel(RATE,TRANSFORM,HOP,BANDS,FRAMES)";
 
 /// `NAME=KIND`, or `NAME=KIND:COLUMN,COLUMN` if the columns have other names.
 impl std::str::FromStr for TableField {
@@ -84,14 +87,20 @@ impl std::str::FromStr for ColumnKind {
         let unknown = || format!("{text:?} is no kind: take {KINDS}");
         let (word, inside) =
             text.strip_suffix(')').and_then(|text| text.split_once('(')).ok_or_else(unknown)?;
+        if word == "mel" {
+            let mel: MelSettings = inside.parse()?;
+            check_size(text, mel.bands.checked_mul(mel.frames))?;
+            return Ok(Self::Mel(mel));
+        }
         let (letters, length) = inside.rsplit_once(',').ok_or_else(unknown)?;
         let length = length.trim().parse().ok().filter(|length| *length > 0);
         let length: usize =
             length.ok_or_else(|| format!("{text}: LENGTH is a whole number, at least 1"))?;
         if word == "array" {
-            let channels = letters.trim().parse().ok().filter(|channels| *channels > 0);
+            let channels = letters.trim().parse().ok().filter(|channels: &usize| *channels > 0);
             let channels = channels
                 .ok_or_else(|| format!("{text}: CHANNELS is a whole number, at least 1"))?;
+            check_size(text, channels.checked_mul(length))?;
             return Ok(Self::Array { channels, length });
         }
         let alphabet: Vec<char> = letters.trim().chars().collect();
@@ -174,6 +183,7 @@ impl TableField {
             ColumnKind::OneHot { alphabet, length } => array(&[alphabet.len(), *length], "<f4"),
             ColumnKind::Image => FieldKind::RgbImage,
             ColumnKind::Array { channels, length } => array(&[*channels, *length], "<f4"),
+            ColumnKind::Mel(mel) => array(&[mel.bands, mel.frames], "<f4"),
         };
         Field::new(self.name.clone(), kind)
     }
@@ -236,10 +246,12 @@ impl TableField {
                 }
                 OwnedValue::Array(array.iter().flat_map(|value| value.to_le_bytes()).collect())
             }
-            ColumnKind::Image | ColumnKind::Array { .. } => {
+            ColumnKind::Image | ColumnKind::Array { .. } | ColumnKind::Mel(_) => {
                 let path = folder.join(self.text(cells)?);
                 let unusable = |reason: String| {
-                    format!("column {:?}: {} {reason}", self.columns[0], path.display())
+                    // "its values are", of a file that is named otherwise.
+                    let colon = if reason.starts_with("its ") { ":" } else { "" };
+                    format!("column {:?}: {}{colon} {reason}", self.columns[0], path.display())
                 };
                 if !path.is_file() {
                     return Err(unusable("is not a file".to_owned()).into());
@@ -247,6 +259,7 @@ impl TableField {
                 let Some(writing) = writing else { return Ok(OwnedValue::Bytes(Vec::new())) };
                 let read = match self.kind {
                     ColumnKind::Array { channels, length } => read_array(&path, channels, length),
+                    ColumnKind::Mel(mel) => read_spectrogram(&path, mel),
                     _ => read_image(&path, writing.encoder, writing.row),
                 };
                 read.map_err(|reason| BadValue::File(unusable(reason)))?
@@ -296,6 +309,15 @@ impl TableField {
     }
 }
 
+/// Refuses arrays of more values than a page has room for.
+fn check_size(kind: &str, values: Option<usize>) -> Result<(), String> {
+    let most = DEFAULT_PAGE_BYTES as usize / 4;
+    match values.is_some_and(|values| values <= most) {
+        true => Ok(()),
+        false => Err(format!("{kind}: more than {most} values, which a page has room for")),
+    }
+}
+
 fn read_image(path: &Path, encoder: &mut ImageEncoder, row: u64) -> Result<OwnedValue, String> {
     let source = fs::read(path).map_err(|error| BadImage::Read(error.to_string()).to_string())?;
     let prepared = encoder.prepare(&source, row).map_err(|error| error.to_string())?;
@@ -308,23 +330,62 @@ fn read_image(path: &Path, encoder: &mut ImageEncoder, row: u64) -> Result<Owned
     }
 }
 
-fn read_array(path: &Path, channels: usize, length: usize) -> Result<OwnedValue, String> {
+/// Channels, length and rate of a file.
+fn shape(path: &Path) -> Result<(usize, usize, Option<u32>), String> {
     let kind = path.extension().map(|kind| kind.to_string_lossy().to_lowercase());
     if !kind.is_some_and(|kind| RECORDING_EXTENSIONS.contains(&kind.as_str())) {
         return Err("is no .npy or .wav file".to_owned());
     }
-    let array = SignalRecording::read(path).map_err(|error| match error {
+    SignalRecording::shape_of(path).map_err(reason)
+}
+
+/// The finite numbers of a file.
+fn read_signal(path: &Path) -> Result<SignalRecording, String> {
+    let signal = SignalRecording::read(path).map_err(reason)?;
+    match signal.values.iter().position(|value| !value.is_finite()) {
+        Some(at) => Err(format!("has {} at position {at}", signal.values[at])),
+        None => Ok(signal),
+    }
+}
+
+/// What is wrong with a file, without its name.
+fn reason(error: Error) -> String {
+    match error {
         Error::Source { reason, .. } => reason,
         other => other.to_string(),
-    })?;
-    if (array.channels, array.len) != (channels, length) {
-        let (channels_there, length_there) = (array.channels, array.len);
+    }
+}
+
+fn read_array(path: &Path, channels: usize, length: usize) -> Result<OwnedValue, String> {
+    let (channels_there, length_there, _) = shape(path)?;
+    if (channels_there, length_there) != (channels, length) {
         return Err(format!(
             "has the shape ({channels_there}, {length_there}) in place of ({channels}, {length})"
         ));
     }
-    if let Some(at) = array.values.iter().position(|value| !value.is_finite()) {
-        return Err(format!("has {} at position {at}", array.values[at]));
+    Ok(OwnedValue::Array(bytes(&read_signal(path)?.values)))
+}
+
+fn read_spectrogram(path: &Path, mel: MelSettings) -> Result<OwnedValue, String> {
+    let (_, len, rate) = shape(path)?;
+    if let Some(rate) = rate.filter(|rate| *rate != mel.rate) {
+        return Err(format!("has {rate} samples per second in place of {}: convert it", mel.rate));
     }
-    Ok(OwnedValue::Array(array.values.iter().flat_map(|value| value.to_le_bytes()).collect()))
+    if let Some(seconds) = mel.seconds_if_too_long(len) {
+        return Err(format!(
+            "has {seconds:.2} s, and the field {:.2} s: cut it, or give more frames",
+            mel.seconds()
+        ));
+    }
+    let signal = read_signal(path)?;
+    let mean = |at: usize| {
+        let sum: f32 = (0..signal.channels).map(|channel| signal.channel(channel)[at]).sum();
+        sum / signal.channels as f32
+    };
+    let mono: Vec<f32> = (0..signal.len).map(mean).collect();
+    Ok(OwnedValue::Array(bytes(&mel.spectrogram(&mono))))
+}
+
+fn bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }

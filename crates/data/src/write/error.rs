@@ -7,7 +7,7 @@ use std::{io, path::PathBuf};
 #[non_exhaustive]
 pub enum Error {
     /// An I/O error.
-    #[error("cannot {operation} {}: {source}", path.display())]
+    #[error("cannot {operation} {}: {source}{}", path.display(), remedy(source))]
     Io {
         /// The operation that failed, e.g. `write`.
         operation: &'static str,
@@ -160,6 +160,15 @@ pub enum Error {
     /// A bug: all threads ended early. Their messages are on stderr.
     #[error("all threads have ended early: this is a bug, please report the messages above")]
     Ended,
+}
+
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "; make space, or write to another disk"
+        }
+        _ => "",
+    }
 }
 
 /// Why one image cannot be stored.

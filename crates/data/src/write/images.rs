@@ -126,6 +126,8 @@ pub struct Summary {
     pub files: Vec<OutputFile>,
     /// The list of class names, one per line by label, if the source has names.
     pub classes: Option<PathBuf>,
+    /// A list beside the file that is not of this source, as it has no names.
+    pub other_classes: Option<PathBuf>,
 }
 
 /// Writes a data set of images with a label each, in the order of the source.
@@ -172,8 +174,10 @@ pub fn write_images(
         return Err(Error::Option(reason.to_owned()));
     }
 
-    let list =
-        source.classes.as_ref().map(|classes| (classes, with_suffix(target, ".classes.txt")));
+    let list_path = with_suffix(target, ".classes.txt");
+    let other_classes = source.classes.is_none() && list_path.exists();
+    let other_classes = other_classes.then(|| list_path.clone());
+    let list = source.classes.as_ref().map(|classes| (classes, list_path));
     let lists: Vec<PathBuf> = list.iter().map(|(_, path)| path.clone()).collect();
     super::check_targets(target, &options.others, &lists, &source.path)?;
     let parts = match options.shards {
@@ -199,7 +203,24 @@ pub fn write_images(
     let list = list.map(|(classes, path)| Draft::create(&path).map(|draft| (classes, path, draft)));
     let list = list.transpose()?;
 
-    let mut summary = Summary { tally: ImageCounts::default(), files: Vec::new(), classes: None };
+    let create = |path: &Path, positions: &[usize]| {
+        let fields = vec![
+            Field::new(&options.image_field, FieldKind::RgbImage),
+            Field::new(&options.label_field, FieldKind::Int),
+        ];
+        Writer::create(path, fields, positions.len() as u64, options.page_bytes)
+    };
+    // Those that belong together, before the first image is encoded.
+    let mut together = Vec::new();
+    if options.shards.is_none() {
+        for (path, positions) in paths.iter().zip(&parts) {
+            together.push(create(path, positions)?);
+        }
+    }
+    let mut together = together.into_iter();
+
+    let mut summary =
+        Summary { tally: ImageCounts::default(), files: Vec::new(), classes: None, other_classes };
     let mut complete = Vec::new();
     for (number, (path, positions)) in paths.iter().zip(&parts).enumerate() {
         // If bad images are errors, a shard from which some were skipped is written again, to report them.
@@ -215,14 +236,17 @@ pub fn write_images(
                 (done, true)
             }
             None => {
-                let (done, draft) = write_file(source, positions, path, options, on_event)?;
+                let writer = together.next().map_or_else(|| create(path, positions), Ok)?;
+                let (tally, draft, written) =
+                    write_file(source, positions, writer, options, on_event)?;
+                let done = DoneShard { bytes: written.bytes, tally };
                 match &mut progress {
                     Some(progress) => {
                         draft.publish()?;
+                        on_event(WriteEvent::Wrote { path, written });
                         progress.add(number, done)?;
                     }
-                    // They belong together.
-                    None => complete.push(draft),
+                    None => complete.push((draft, Some((path, written)))),
                 }
                 (done, false)
             }
@@ -238,10 +262,14 @@ pub fn write_images(
     if let Some((classes, path, mut draft)) = list {
         draft.write_lines(classes)?;
         draft.sync()?;
-        complete.push(draft);
+        complete.push((draft, None));
         summary.classes = Some(path);
     }
-    publish_all(complete)?;
+    let (drafts, written): (Vec<_>, Vec<_>) = complete.into_iter().unzip();
+    publish_all(drafts)?;
+    for (path, written) in written.into_iter().flatten() {
+        on_event(WriteEvent::Wrote { path, written });
+    }
     Ok(summary)
 }
 
@@ -249,15 +277,10 @@ pub fn write_images(
 fn write_file(
     source: &Source,
     positions: &[usize],
-    path: &Path,
+    mut writer: Writer,
     options: &Options,
     on_event: &mut dyn FnMut(WriteEvent<'_>),
-) -> Result<(DoneShard, Draft), Error> {
-    let fields = vec![
-        Field::new(&options.image_field, FieldKind::RgbImage),
-        Field::new(&options.label_field, FieldKind::Int),
-    ];
-    let mut writer = Writer::create(path, fields, positions.len() as u64, options.page_bytes)?;
+) -> Result<(ImageCounts, Draft, FinishedFile), Error> {
     let mut tally = ImageCounts::default();
     let mut bad = BadImages { count: 0, first: None };
     prepare_all(&source.items, positions, options.encoding, options.threads, |item, prepared| {
@@ -297,8 +320,7 @@ fn write_file(
     }
     tally.skipped = bad.count;
     let (draft, written) = writer.complete()?;
-    on_event(WriteEvent::Wrote { path, written });
-    Ok((DoneShard { bytes: written.bytes, tally }, draft))
+    Ok((tally, draft, written))
 }
 
 /// Bad images of the file being written.

@@ -22,6 +22,7 @@
 //! | `table` | [`write_table`]: CSV and TSV files |
 //! | `column` | [`TableField`]: columns of a table → values of a field |
 //! | `text` | [`TextWriter`]: token ids with labels |
+//! | `mel` | log-mel spectrograms |
 //! | `recording` | long signals in `.npy` and `.wav` files |
 //! | `window` | [`write_windows`]: windows of recordings |
 //! | `progress` | record of the finished shards |
@@ -35,6 +36,7 @@ mod field;
 mod file;
 mod images;
 mod jpeg;
+mod mel;
 mod pipeline;
 mod progress;
 mod recording;

@@ -137,7 +137,10 @@ fn read_npy(path: &Path) -> Result<Result<SignalRecording, String>, Error> {
     };
     let (channels, len) = header.shape;
     let (count, size) = (channels * len, header.kind.bytes());
-    let mut values = Vec::with_capacity(count);
+    let mut values = Vec::new();
+    if values.try_reserve_exact(count).is_err() {
+        return Ok(Err(format!("has {count} values, more than memory holds")));
+    }
     // In parts, so that memory does not hold the file twice.
     let mut part = vec![0; NPY_PART_BYTES.min(count * size)];
     while values.len() < count {

@@ -74,7 +74,12 @@ impl Source {
     /// The path does not exist, or its content cannot be used.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
-        let is_folder = fs::metadata(path).map_err(failed("open", path))?.is_dir();
+        let found = fs::metadata(path).map_err(failed("open", path))?;
+        let is_folder = found.is_dir();
+        if !is_folder && !found.is_file() {
+            let reason = "is neither a folder nor a regular file".to_owned();
+            return Err(Error::Source { path: path.to_owned(), reason });
+        }
         let archives = match is_folder {
             true => archive::archives_in(path)?,
             false if archive::is_archive(path) => vec![path.to_owned()],
@@ -158,6 +163,7 @@ impl Source {
     /// # Errors
     /// A line is invalid, or there are no images; the file cannot be read or is not valid UTF-8.
     pub fn list(path: &Path) -> Result<Self, Error> {
+        archive::refuse_compressed(path)?;
         let mut file = BufReader::new(File::open(path).map_err(failed("open", path))?);
         let base = path.parent().unwrap_or(Path::new(""));
         let mut items = Vec::new();

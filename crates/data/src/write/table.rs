@@ -61,6 +61,8 @@ pub struct WrittenTable {
     pub files: Vec<(PathBuf, FinishedFile)>,
     /// Files with the names of classes, by field.
     pub classes: Vec<(String, PathBuf)>,
+    /// Such files beside the result that are not of this table, whose fields are no classes.
+    pub other_classes: Vec<PathBuf>,
     /// Number of rows that were left out.
     pub skipped: u64,
     /// Why the first of them were.
@@ -157,6 +159,9 @@ pub fn write_table(
     // They belong together.
     publish_all(complete)?;
     written.classes = lists;
+    let others = options.fields.iter().filter(|field| field.kind != ColumnKind::Class);
+    let others = others.map(|field| options.class_list(field)).filter(|path| path.exists());
+    written.other_classes = others.collect();
     Ok(written)
 }
 
@@ -164,11 +169,11 @@ impl TableOptions {
     /// The class fields, and the files with the names of their classes.
     fn class_lists(&self) -> Vec<(String, PathBuf)> {
         let classes = self.fields.iter().filter(|field| field.kind == ColumnKind::Class);
-        let list = |field: &TableField| {
-            let path = with_suffix(&self.to, &format!(".{}.classes.txt", field.name));
-            (field.name.clone(), path)
-        };
-        classes.map(list).collect()
+        classes.map(|field| (field.name.clone(), self.class_list(field))).collect()
+    }
+
+    fn class_list(&self, field: &TableField) -> PathBuf {
+        with_suffix(&self.to, &format!(".{}.classes.txt", field.name))
     }
 
     fn paths(&self) -> Vec<PathBuf> {
@@ -408,6 +413,9 @@ pub(super) struct NamedColumns {
     reader: Reader<Box<dyn Read>>,
     /// Number of columns of the first line.
     width: usize,
+    line_end: LineEnd,
+    /// Number of rows that were read.
+    rows: u64,
     /// The positions of the columns that were asked for.
     pub(super) positions: Vec<usize>,
 }
@@ -424,8 +432,9 @@ impl NamedColumns {
         let file: Box<dyn Read> = Box::new(file.chain(end));
         let is_tsv = path.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("tsv"));
         let delimiter = if is_tsv { b'\t' } else { b',' };
+        let line_end = LineEnd::of(path)?;
         let mut reader = ReaderBuilder::new().delimiter(delimiter).flexible(true).from_reader(file);
-        let headers = reader.headers().map_err(|error| unreadable(path, &error))?.clone();
+        let headers = reader.headers().map_err(|error| unreadable(path, line_end, &error))?.clone();
         if headers.iter().any(|name| name.contains(END_MARK) && name != END_MARK) {
             return Err(refused(unclosed_quote(1)));
         }
@@ -452,19 +461,21 @@ impl NamedColumns {
             }
         };
         let positions = columns.iter().map(find).collect::<Result<_, Error>>()?;
-        Ok(Self { path: path.to_owned(), reader, width: headers.len(), positions })
+        let width = headers.len();
+        Ok(Self { path: path.to_owned(), reader, width, line_end, rows: 0, positions })
     }
 
     /// Reads the next row; false after the last one.
     pub(super) fn next(&mut self, record: &mut StringRecord) -> Result<bool, Error> {
         let read = self.reader.read_record(record);
-        if !read.map_err(|error| unreadable(&self.path, &error))? {
+        if !read.map_err(|error| unreadable(&self.path, self.line_end, &error))? {
             return Ok(false);
         }
+        self.rows += 1;
         if record.len() == 1 && &record[0] == END_MARK {
             return Ok(false);
         }
-        let line = record.position().map_or(0, csv::Position::line);
+        let line = self.line(record);
         let refused = |reason: String| Error::Source { path: self.path.clone(), reason };
         if record.iter().any(|cell| cell.contains(END_MARK)) {
             return Err(refused(unclosed_quote(line)));
@@ -481,6 +492,51 @@ impl NamedColumns {
             )));
         }
         Ok(true)
+    }
+
+    /// The line on which the row begins that was read last, counted from 1.
+    pub(super) fn line(&self, record: &StringRecord) -> u64 {
+        match self.line_end {
+            LineEnd::Old => self.rows + 1,
+            end => end.line(record.position()),
+        }
+    }
+}
+
+/// How the lines of a table end. The reader of CSV counts line feeds only, and those between two rows to the second one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum LineEnd {
+    Unix,
+    /// CR LF: as spreadsheets write it.
+    Windows,
+    /// A lone CR.
+    Old,
+}
+
+/// Longest first line whose end is looked for, bytes.
+const MAX_FIRST_LINE_BYTES: u64 = 1 << 20;
+
+impl LineEnd {
+    /// That of the first line.
+    fn of(path: &Path) -> Result<Self, Error> {
+        let mut start = Vec::new();
+        let read = File::open(path)
+            .and_then(|file| file.take(MAX_FIRST_LINE_BYTES).read_to_end(&mut start));
+        read.map_err(failed("open", path))?;
+        let mut is_quoted = false;
+        let end = start.iter().position(|byte| {
+            is_quoted ^= *byte == b'"';
+            !is_quoted && matches!(byte, b'\r' | b'\n')
+        });
+        Ok(match end.map(|end| &start[end..]) {
+            Some([b'\r', b'\n', ..]) => Self::Windows,
+            Some([b'\r', ..]) => Self::Old,
+            _ => Self::Unix,
+        })
+    }
+
+    fn line(self, position: Option<&csv::Position>) -> u64 {
+        position.map_or(0, csv::Position::line) + u64::from(self == Self::Windows)
     }
 }
 
@@ -545,17 +601,17 @@ impl OpenTable {
         };
         Ok(Some(Row {
             number: self.row,
-            line: self.record.position().map_or(0, csv::Position::line),
+            line: self.table.line(&self.record),
             cells: self.columns.iter().map(|columns| columns.iter().map(cell).collect()).collect(),
             key,
         }))
     }
 }
 
-fn unreadable(path: &Path, error: &csv::Error) -> Error {
+fn unreadable(path: &Path, end: LineEnd, error: &csv::Error) -> Error {
     let reason = match error.kind() {
         csv::ErrorKind::Utf8 { pos, .. } => {
-            let line = pos.as_ref().map_or(0, csv::Position::line);
+            let line = end.line(pos.as_ref());
             format!("line {line} is not UTF-8")
         }
         _ => error.to_string(),

@@ -282,7 +282,7 @@ impl LabelTable {
         let mut labels: BTreeMap<String, RecordingLabels> = BTreeMap::new();
         let mut record = csv::StringRecord::new();
         while table.next(&mut record)? {
-            let line = record.position().map_or(0, csv::Position::line) as usize;
+            let line = table.line(&record) as usize;
             let refused = |reason: String| Error::Line { path: self.path.clone(), line, reason };
             let cell = |number: usize| record.get(positions[number]).unwrap_or_default().trim();
             let number = |column: usize| {

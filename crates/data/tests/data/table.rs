@@ -199,6 +199,24 @@ fn a_bad_value_is_named_by_line_and_column_and_nothing_is_written() {
 }
 
 #[test]
+fn lines_are_counted_however_they_end() {
+    for end in ["\n", "\r\n", "\r"] {
+        for (rows, line) in
+            [("n,\"x\r\ny\"|zz,1|2,2|", 3), ("n,x|1,1|2,2|zz,3|", 4), ("n,x|1,\"a\nb\"|zz,3|", 4)]
+        {
+            // A quoted line break counts only where lines end with line feeds.
+            if rows.contains('\n') && end == "\r" || rows.starts_with("n,\"") && end == "\n" {
+                continue;
+            }
+            let (_folder, mut options) = Folder::new("t.csv", &rows.replace('|', end));
+            options.fields = fields(&["n=int"]);
+            let refused = refusal(&options);
+            assert!(refused.contains(&format!("line {line}: ")), "{rows:?} {end:?}: {refused}");
+        }
+    }
+}
+
+#[test]
 fn bad_rows_are_left_out_on_request_counted_and_listed() {
     let (folder, mut options) = Folder::new("t.csv", "a\n1\nx\n3\n\"\"\n");
     options.fields = fields(&["a=int"]);
@@ -284,6 +302,15 @@ fn a_file_that_cannot_be_used_is_named_by_line_and_column() {
         format!("{start}has the shape (1, 4) in place of (2, 2)")
     );
     assert_eq!(
+        refused(&|folder| {
+            let huge = npy("(2, 5000000000)", &[]);
+            fs::write(folder.path("1.npy"), &huge).unwrap();
+            let file = fs::File::options().write(true).open(folder.path("1.npy")).unwrap();
+            file.set_len(huge.len() as u64 + 40_000_000_000).unwrap();
+        }),
+        format!("{start}has the shape (2, 5000000000) in place of (2, 2)")
+    );
+    assert_eq!(
         with_array(npy("(2, 2)", &[0.0, 1.0, f32::NAN, 2.0])),
         format!("{start}has NaN at position 2")
     );
@@ -291,6 +318,52 @@ fn a_file_that_cannot_be_used_is_named_by_line_and_column() {
         with_array(npy("(2, 2)", &[0.0; 3])),
         format!("{start}has fewer than its 4 values: is it cut off?")
     );
+}
+
+#[test]
+fn sounds_become_spectrograms_of_one_channel_at_one_rate() {
+    let (folder, mut options) = Folder::new("t.csv", "sound\n0.wav\n1.wav\n");
+    options.fields = fields(&["input=mel(8000,64,32,5,4):sound"]);
+    let wav = |name: &str, rate: u32, channels: u16, samples: &[f32]| {
+        let spec = hound::WavSpec {
+            channels,
+            sample_rate: rate,
+            bits_per_sample: 32,
+            sample_format: hound::SampleFormat::Float,
+        };
+        let mut file = hound::WavWriter::create(folder.path(name), spec).unwrap();
+        samples.iter().for_each(|sample| file.write_sample(*sample).unwrap());
+        file.finalize().unwrap();
+    };
+    let tone: Vec<f32> = (0..100).map(|at| (at as f32 * 0.9).sin()).collect();
+    wav("0.wav", 8000, 1, &tone);
+    // The mean of the channels is the same tone.
+    wav(
+        "1.wav",
+        8000,
+        2,
+        &tone.iter().flat_map(|value| [1.5 * value, 0.5 * value]).collect::<Vec<_>>(),
+    );
+    write(&options).unwrap();
+    let set = Beton::open(folder.path("train.beton")).unwrap();
+    assert_eq!(array(&set, "input", 0).len(), 5 * 4 * 4);
+    let values = |sample| -> Vec<f32> {
+        let bytes = array(&set, "input", sample);
+        bytes.chunks(4).map(|word| f32::from_le_bytes(word.try_into().unwrap())).collect()
+    };
+    let differences = values(0).into_iter().zip(values(1)).map(|(a, b)| (a - b).abs());
+    assert!(differences.fold(0.0, f32::max) < 1e-2);
+    // 0.9 · 8000 / 2π = 1146 Hz is in the third of five bands.
+    let frame: Vec<f32> = values(0).chunks(4).map(|band| band[1]).collect();
+    assert!(frame.iter().all(|level| *level <= frame[2]), "{frame:?}");
+
+    let refused = |options: &TableOptions| write(options).unwrap_err().to_string();
+    wav("1.wav", 44100, 1, &tone);
+    assert!(refused(&options).contains("1.wav has 44100 samples per second in place of 8000"));
+    wav("1.wav", 8000, 1, &[0.0; 128]);
+    assert!(refused(&options).contains("1.wav has 0.02 s, and the field 0.02 s: cut it"));
+    wav("1.wav", 8000, 1, &[f32::NAN; 8]);
+    assert!(refused(&options).contains("1.wav has NaN at position 0"));
 }
 
 #[test]
@@ -381,6 +454,10 @@ fn a_list_of_classes_that_cannot_be_written_leaves_the_older_file() {
     options.fields = fields(&["a=class"]);
     write(&options).unwrap();
     let before = fs::read(&options.to).unwrap();
+    options.fields = fields(&["a=text"]);
+    assert_eq!(write(&options).unwrap().other_classes, [folder.path("train.beton.a.classes.txt")]);
+    options.fields = fields(&["a=class"]);
+    assert!(write(&options).unwrap().other_classes.is_empty());
     fs::remove_file(folder.path("train.beton.a.classes.txt")).unwrap();
     fs::create_dir(folder.path("train.beton.a.classes.txt")).unwrap();
     fs::write(&options.from, "a\nx\n").unwrap();
@@ -417,6 +494,7 @@ fn a_field_that_is_no_kind_is_refused_with_all_kinds() {
     assert!(refused("a/b=class").contains("has no /"));
     assert!(refused("label=letters(,3)").contains("1 to 255 letters"));
     assert!(refused("label=array(x,3)").contains("CHANNELS is a whole number"));
+    assert!(refused("label=array(9999999,9999999)").contains("a page has room for"));
     assert!(refused("label=vowels(AB,3)").contains("is no kind"));
     assert_eq!(refused("label=int:a,b"), "only floats takes several columns");
 }

@@ -298,7 +298,18 @@ fn archives_with_a_gap_are_refused_with_the_name_of_the_sample() {
             .contains("x/1.png: its sample has two")
     );
     assert!(refused(&archive(&[("notes.txt", b"")])).starts_with("has no image (bmp, "));
-    assert!(refused(b"no archive, but longer than a block of it").contains("is no tar archive"));
+    assert_eq!(refused(&[b'x'; 2_000]), "is no tar archive, or is damaged");
+    assert!(refused(&[&[0x1F, 0x8B][..], &[1; 600]].concat()).contains("is compressed"));
+    let long = "0".repeat(64) + "7";
+    assert!(refused(&archive(&[image, ("x/1.cls", long.as_bytes())])).contains("whole number"));
+    let both = archive(&[image, label]).repeat(2);
+    assert!(refused(&both).contains("has more behind its end"));
+    let mut builder = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_gnu();
+    header.set_entry_type(tar::EntryType::Symlink);
+    header.set_size(0);
+    builder.append_link(&mut header, "x/1.jpg", "2.jpg").unwrap();
+    assert!(refused(&builder.into_inner().unwrap()).starts_with("x/1.jpg: is a link, not a file"));
     let whole = archive(&[image, label, ("x/2.jpg", b"2"), ("x/2.cls", b"2")]);
     // In an image, between two samples, and just before the end.
     for len in [800, 512 + 1024 + 1024, whole.len() - 1024] {
@@ -349,6 +360,16 @@ fn every_file_gets_its_share_of_every_class() {
 }
 
 #[test]
+fn a_list_of_classes_that_another_source_has_left_is_pointed_out() {
+    let workspace = Workspace::new();
+    let source = workspace.folder(4);
+    assert_eq!(workspace.written(&source, &options(share(0.0))).other_classes, None);
+    let source = Source { classes: None, ..source };
+    let left = workspace.written(&source, &options(share(0.0))).other_classes;
+    assert_eq!(left, Some(workspace.path("set.beton.classes.txt")));
+}
+
+#[test]
 fn divided_files_appear_together_or_not_at_all() {
     let workspace = Workspace::new();
     let source = workspace.folder(20);
@@ -367,6 +388,11 @@ fn divided_files_appear_together_or_not_at_all() {
     fs::write(in_val, "not an image").unwrap();
     assert!(workspace.refused(&source, &options).contains("1 image of"));
     assert!(fs::read(&train).unwrap() == before, "the older file is no longer there");
+    let mut said = 0;
+    let failed = write_images(&source, &train, &options, &mut |event| {
+        said += u32::from(matches!(event, WriteEvent::Wrote { .. }));
+    });
+    assert_eq!((failed.is_err(), said), (true, 0), "nothing was written");
 
     options.shards = Some(2);
     assert!(workspace.refused(&source, &options).contains("shards cannot be divided"));

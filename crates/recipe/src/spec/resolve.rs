@@ -114,7 +114,16 @@ impl Resolved {
         }
         let root = || Deserializer::from(Spanned::new(0..0, table.clone()));
         let locate = |error| located_error(sources, &error);
-        let spec = JobSpec::deserialize(root()).map_err(locate)?;
+        let spec: JobSpec = serde_path_to_error::deserialize(root()).map_err(|error| {
+            let field = error.path().to_string();
+            let error = error.into_inner();
+            match (wrong_type(error.message()), located_error(sources, &error)) {
+                (Some(problem), Error::Text { location, .. }) => {
+                    Error::Text { location, problem: format!("{field}: {problem}") }
+                }
+                (_, other) => other,
+            }
+        })?;
         let set = toml::Table::deserialize(root()).map_err(locate)?;
         let is_change = |field: &str| matches!(origins.get(field), Some(ValueOrigin::Change(_)));
         let mut violations = rules::violations(&spec);
@@ -313,6 +322,26 @@ fn location(sources: &[RecipeSource], at: usize) -> String {
 fn located_error(sources: &[RecipeSource], error: &toml::de::Error) -> Error {
     let location = error.span().map_or(String::new(), |span| location(sources, span.start));
     Error::Text { location, problem: one_line(error.message()) }
+}
+
+/// serde's words for a value of a wrong type, in those of recipes.
+fn wrong_type(message: &str) -> Option<String> {
+    let (found, expected) = message.strip_prefix("invalid type: ")?.split_once(", expected ")?;
+    let found = match found {
+        "sequence" => "an array",
+        "map" => "a table or a date",
+        other => other,
+    };
+    let expected = match expected {
+        "u8" | "u16" | "u32" | "u64" | "usize" | "i64" => "a whole number",
+        "f32" | "f64" => "a number",
+        "a boolean" => "true or false",
+        "a sequence" => "an array",
+        "a map" => "a table",
+        other if other.starts_with("struct ") => "a table",
+        other => other,
+    };
+    Some(format!("{found} in place of {expected}"))
 }
 
 /// Joins the lines of a message, because errors are logged as one line.

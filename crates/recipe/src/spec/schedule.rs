@@ -91,7 +91,8 @@ fn gamma() -> f64 {
 pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
     let epochs = spec.train.epochs;
     let rate = |rules: &mut Rules, field, value: f64| {
-        rules.check(value >= 0.0 && value.is_finite(), field, value, "must be at least 0");
+        let rule = if value.is_infinite() { "must be finite" } else { "must be at least 0" };
+        rules.check(value >= 0.0 && value.is_finite(), field, value, rule);
     };
     match &spec.schedule {
         Schedule::Constant { lr } => rate(rules, "schedule.lr", *lr),

@@ -628,7 +628,16 @@ fn errors_name_the_location_where_the_value_was_written() {
     let derived = format!("{derived}train.epochs = 'two'\n");
     let files = [("derived.toml", derived.as_str()), ("base.toml", MINIMAL)];
     let error = refused_with_files(&files, &[]);
-    assert!(error.starts_with("recipe: at line 4, column 16: invalid type"), "{error}");
+    let expected = "train.epochs: string \"two\" in place of a whole number";
+    assert_eq!(error, format!("recipe: at line 4, column 16: {expected}"));
+    for (change, problem) in [
+        ("train.epochs=[2]", "train.epochs: an array in place of a whole number"),
+        ("augment.flip=often", "augment.flip: string \"often\" in place of a number"),
+        ("model.channels_last=1", "model.channels_last: integer `1` in place of true or false"),
+        ("optimizer.weight_decay={}", "a table or a date in place of a number"),
+    ] {
+        assert!(refused(&[change]).ends_with(problem), "{}", refused(&[change]));
+    }
     let error = refused_with_files(&[files[0], ("base.toml", "seed = ")], &[]);
     assert!(error.starts_with("recipe: in base jobs/base.toml at line 1, column "), "{error}");
     for change in ["train.epoch=3", "train.epochs=few", "optimizer.betas=[0.9, 0.99]"] {

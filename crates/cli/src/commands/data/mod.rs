@@ -17,7 +17,10 @@ use baton_data::{Beton, shards::is_remote, write::Error as WriteError};
 use baton_job::exit::Failure;
 use clap::Subcommand;
 
-use crate::failure::{bad_input, failed};
+use crate::{
+    failure::{bad_input, failed},
+    output,
+};
 
 /// Write, inspect, verify and measure data sets
 #[derive(Debug, Subcommand)]
@@ -57,6 +60,14 @@ fn write_failure(error: WriteError) -> Failure {
         | WriteError::Ended => failed(error),
         _ => bad_input(error),
     }
+}
+
+/// An older file had names of classes, and this one has none.
+fn note_other_classes(list: &Path) {
+    output::note(format_args!(
+        "{} was written with another file, and does not name the classes of this one: remove it",
+        list.display()
+    ));
 }
 
 /// Opens a file on this machine.

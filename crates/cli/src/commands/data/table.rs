@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Instant};
 use baton_data::write::{TableField, TableOptions, write_table};
 use baton_job::exit::Failure;
 
-use super::{encoding::EncodingArgs, split::SplitFiles, write_failure};
+use super::{encoding::EncodingArgs, note_other_classes, split::SplitFiles, write_failure};
 use crate::{
     commands::bar::{CommandProgress, ROWS},
     human,
@@ -39,6 +39,8 @@ Kinds of fields; the column has the name of the field unless `:COLUMN` names ano
   onehot(ALPHABET,LENGTH)  f32 of shape (letters of the alphabet, LENGTH)
   image                    the image in the file that the text names, from the table's folder on
   array(CHANNELS,LENGTH)   the numbers in the .npy or .wav file that the text names, f32 of that shape
+  mel(RATE,TRANSFORM,HOP,BANDS,FRAMES)
+                           the log-mel spectrogram of such a file, f32 of shape (BANDS, FRAMES), as torchaudio makes it
 
 The first line of the table names its columns. A hash decides in which file a row is, of the whole row or of its value in
 --by; so it does not depend on other rows, except with --stratify. Every value is checked before a file gets its name.")]
@@ -100,6 +102,7 @@ pub(super) fn run(args: Args) -> Result<(), Failure> {
     });
     progress.finish();
     let written = written.map_err(write_failure)?;
+    written.other_classes.iter().for_each(|path| note_other_classes(path));
     let data = WrittenTableFiles::new(written, start.elapsed().as_secs_f64());
     json::print(as_json, &data, text);
     Ok(())

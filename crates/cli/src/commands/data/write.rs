@@ -8,7 +8,7 @@ use baton_data::write::{
 };
 use baton_job::exit::Failure;
 
-use super::{encoding::EncodingArgs, split::SplitFiles, write_failure};
+use super::{encoding::EncodingArgs, note_other_classes, split::SplitFiles, write_failure};
 use crate::{
     commands::bar::CommandProgress,
     failure::bad_input,
@@ -93,6 +93,7 @@ pub(super) fn run(args: &Args) -> Result<(), Failure> {
     });
     reporter.progress.finish();
     let summary = written.map_err(write_failure)?;
+    summary.other_classes.iter().for_each(|path| note_other_classes(path));
     let seconds = start.elapsed().as_secs_f64();
     match args.json {
         true => output::line(json::line(&WrittenData::new(&summary, seconds))),
