@@ -13,7 +13,7 @@ from torchaudio.transforms import AmplitudeToDB, MelSpectrogram
 FILE = pathlib.Path(__file__).resolve().parents[2] / "crates/data/tests/fixtures/mel.f32.gz"
 SAMPLES = 1000
 # Samples per second, length of the transform, hop, bands.
-CASES = [(8000, 256, 100, 20), (16000, 400, 160, 64), (8000, 255, 60, 13)]
+CASES = [(8000, 256, 100, 20), (16000, 400, 160, 64), (8000, 255, 60, 13), (11025, 512, 200, 40)]
 
 
 def signal():

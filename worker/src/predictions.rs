@@ -2,7 +2,7 @@
 
 use std::{
     fs::File,
-    io::{self, BufRead, BufReader, ErrorKind, Read as _},
+    io::{self, ErrorKind, Read},
     path::Path,
 };
 
@@ -38,7 +38,7 @@ pub(crate) fn refuse_other_file(target: &Path) -> Result<(), Failure> {
             target.display()
         )));
     }
-    match File::open(target).and_then(|file| holds_predictions(BufReader::new(file))) {
+    match File::open(target).and_then(holds_predictions) {
         Ok(true) => Ok(()),
         Ok(false) => Err(bad_input(format!(
             "{} exists and holds no predictions: remove it, or give another path",
@@ -49,41 +49,29 @@ pub(crate) fn refuse_other_file(target: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Longest line of a file of predictions, bytes: 100,000 classes and more.
-const MAX_LINE_BYTES: u64 = 4 << 20;
+/// Bytes of a file that are looked at: the names of 100,000 columns and more.
+const MAX_LOOK_BYTES: u64 = 1 << 20;
 
-/// Whether a text is nothing but predictions, as this program writes them.
-fn holds_predictions(mut text: impl BufRead) -> io::Result<bool> {
-    let mut line = Vec::new();
-    let mut columns = None;
-    loop {
-        line.clear();
-        let read = text.by_ref().take(MAX_LINE_BYTES).read_until(b'\n', &mut line)?;
-        let Ok(line) = std::str::from_utf8(&line) else { return Ok(false) };
-        let mut values = line.strip_suffix('\n').unwrap_or(line).split(',');
-        let is_own = match columns {
-            // The file was created, and nothing written.
-            None if read == 0 => return Ok(true),
-            Some(_) if read == 0 => return Ok(true),
-            None => {
-                columns = Some(line.split(',').count());
-                is_header(values)
-            }
-            Some(columns) => {
-                let sample = values.next().is_some_and(|sample| sample.parse::<u64>().is_ok());
-                let mut others = 1;
-                sample
-                    && values.all(|value| {
-                        others += 1;
-                        value.parse::<f64>().is_ok()
-                    })
-                    && others == columns
-            }
-        };
-        if !is_own {
-            return Ok(false);
-        }
+/// Whether the beginning of a text is that of predictions, as this program writes them. One that was only created is, too.
+fn holds_predictions(text: impl Read) -> io::Result<bool> {
+    let mut start = Vec::new();
+    text.take(MAX_LOOK_BYTES).read_to_end(&mut start)?;
+    if start.len() as u64 == MAX_LOOK_BYTES {
+        // The last line may be cut.
+        start.truncate(start.iter().rposition(|byte| *byte == b'\n').unwrap_or(0));
     }
+    let Ok(start) = std::str::from_utf8(&start) else { return Ok(false) };
+    let mut lines = start.lines();
+    let Some(names) = lines.next() else { return Ok(start.is_empty()) };
+    let columns = names.split(',').count();
+    let is_prediction = |line: &str| {
+        let mut values = line.split(',');
+        let sample = values.next().is_some_and(|sample| sample.parse::<u64>().is_ok());
+        sample
+            && values.all(|value| value.parse::<f64>().is_ok())
+            && line.split(',').count() == columns
+    };
+    Ok(is_header(names.split(',')) && lines.all(is_prediction))
 }
 
 /// Whether these are the names that [`PredictionColumns::header`] gives.

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-/// Longest time until a pipe has delivered all.
+/// Longest time until somebody writes into a pipe.
 const PIPE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Largest file with tokens, bytes.
@@ -25,10 +25,12 @@ pub const MAX_RECIPE_BYTES: u64 = 1 << 20;
 /// # Errors
 /// The file cannot be read, is larger, or is no text.
 pub fn read_text(path: &Path, max_bytes: u64) -> io::Result<String> {
-    let bytes = match path.metadata()?.file_type().is_fifo() {
-        true => read_pipe(path, max_bytes, PIPE_TIMEOUT)?,
-        false => read(path, max_bytes)?,
+    let file = match path.metadata()?.file_type().is_fifo() {
+        true => open_pipe(path, PIPE_TIMEOUT)?,
+        false => File::open(path)?,
     };
+    let mut bytes = Vec::new();
+    file.take(max_bytes + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > max_bytes {
         let problem = format!("is larger than {} KiB; is it the right file?", max_bytes >> 10);
         return Err(io::Error::new(ErrorKind::FileTooLarge, problem));
@@ -37,21 +39,15 @@ pub fn read_text(path: &Path, max_bytes: u64) -> io::Result<String> {
         .map_err(|_| io::Error::new(ErrorKind::InvalidData, "is not a text file"))
 }
 
-/// One byte more than the limit of a file that has more.
-fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    File::open(path)?.take(max_bytes + 1).read_to_end(&mut bytes)?;
-    Ok(bytes)
-}
-
-/// Even opening a pipe waits for its other end.
-fn read_pipe(path: &Path, max_bytes: u64, timeout: Duration) -> io::Result<Vec<u8>> {
-    let (sender, result) = mpsc::channel();
+/// Opening a pipe waits until another process opens its other end, which may never happen.
+fn open_pipe(path: &Path, timeout: Duration) -> io::Result<File> {
+    let (sender, opened) = mpsc::channel();
     let owned = path.to_owned();
-    // After the timeout nobody takes the result.
-    thread::spawn(move || drop(sender.send(read(&owned, max_bytes))));
-    result.recv_timeout(timeout).unwrap_or_else(|_| {
-        let problem = "is a pipe whose other end writes nothing, or does not close it";
+    // After the timeout nobody takes the file.
+    thread::spawn(move || drop(sender.send(File::open(owned))));
+    opened.recv_timeout(timeout).unwrap_or_else(|_| {
+        let seconds = timeout.as_secs();
+        let problem = format!("is a pipe, and nobody has begun to write into it for {seconds} s");
         Err(io::Error::new(ErrorKind::TimedOut, problem))
     })
 }
@@ -76,15 +72,15 @@ mod tests {
     #[test]
     fn a_pipe_is_read_to_its_end_and_one_without_a_writer_is_refused() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("pipe");
-        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
-        let error = read_pipe(&path, 9, Duration::from_millis(10)).unwrap_err();
-        assert!(error.to_string().contains("whose other end writes nothing"), "{error}");
+        let pipe = |name: &str| {
+            let path = folder.path().join(name);
+            assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+            path
+        };
+        let error = open_pipe(&pipe("lonely"), Duration::from_millis(10)).unwrap_err();
+        assert!(error.to_string().contains("nobody has begun to write"), "{error}");
 
-        // The reader from before still waits, and takes the first writer's text.
-        let writer = path.clone();
-        let written = thread::spawn(move || std::fs::write(writer, "text"));
-        written.join().unwrap().unwrap();
+        let path = pipe("written");
         let writer = path.clone();
         let written = thread::spawn(move || std::fs::write(writer, "text"));
         assert_eq!(read_text(&path, 9).unwrap(), "text");

@@ -174,7 +174,8 @@ fn nothing_runs(run_dir: &Path, endpoint: &Path) -> Failure {
              continues one that was stopped",
             report.display()
         ),
-        false if RunLock::is_held(run_dir) => format!(
+        // The folder of a sweep has a lock too, and no logs.
+        false if run_dir.join("logs").is_dir() && RunLock::is_held(run_dir) => format!(
             "no coordinator is running in {dir} yet: `baton up` starts one; if it takes long, {dir}/logs/coordinator.log shows why"
         ),
         false => format!(

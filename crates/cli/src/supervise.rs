@@ -177,16 +177,16 @@ impl Child {
 
     /// The last error message that the current process logged.
     pub(crate) fn last_error(&self) -> Option<String> {
-        last_error_in(&self.said()?)
+        last_error_in(&self.logged_text()?)
     }
 
     /// The last line with this text that the current process logged.
     pub(crate) fn last_line_with(&self, text: &str) -> Option<String> {
-        self.said()?.lines().rev().find(|line| line.contains(text)).map(str::to_owned)
+        self.logged_text()?.lines().rev().find(|line| line.contains(text)).map(str::to_owned)
     }
 
     /// All that the current process logged.
-    fn said(&self) -> Option<String> {
+    fn logged_text(&self) -> Option<String> {
         let mut log = File::open(&self.log).ok()?;
         log.seek(SeekFrom::Start(self.log_offset)).ok()?;
         let mut text = Vec::new();

@@ -833,7 +833,7 @@ fn the_settings_that_follow_from_the_values_of_a_file_are_shown() {
         let line = text.lines().find_map(|line| line.trim().strip_prefix(name)).unwrap();
         line.trim_start_matches(" = ").to_owned()
     };
-    assert_eq!(setting("loss.class_weights"), "[0.7500, 1.5000]");
+    assert_eq!(setting("loss.class_weights"), "[0.750000, 1.500000]");
     assert!(text.contains("classes of label:\n  0: 2 samples\n  1: 1 sample\n"), "{text}");
     // As a recipe takes them.
     for name in ["data.mean", "data.std", "loss.class_weights"] {

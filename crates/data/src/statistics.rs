@@ -8,9 +8,10 @@ use std::{
 use serde::Serialize;
 
 use crate::{
-    Beton, Decoder, Error,
+    Beton, Decoder, Error, LARGEST_FIELD, PREDICTED_FIELD, TOKENS_FIELD,
     beton::{FieldType, ImageColumn},
-    verify::visit_samples,
+    verify::{AfterFault, visit_samples},
+    write::{RECORDING_FIELD, START_FIELD},
 };
 
 /// Most classes of a field.
@@ -37,7 +38,7 @@ pub enum ValueStatistics {
         /// Standard deviation of each channel.
         std: [f64; 3],
     },
-    /// Of an Int field whose values are classes, counted from 0.
+    /// Of an Int field whose values may be classes, as none is below 0.
     Classes {
         /// Number of samples of each class.
         class_counts: Vec<u64>,
@@ -66,14 +67,24 @@ pub fn statistics(
     let mut found = Vec::new();
     for field in beton.fields() {
         let values = match field.kind {
-            FieldType::RgbImage => sums.next().map(|sums| sums.statistics()),
-            FieldType::Int => classes(beton, &field.name)?,
+            FieldType::RgbImage => sums.next().and_then(PixelSums::statistics),
+            FieldType::Int if !is_bookkeeping(beton, &field.name) => classes(beton, &field.name)?,
             _ => None,
         };
         let name = field.name.clone();
         found.extend(values.map(|values| FieldStatistics { name, values }));
     }
     Ok(found)
+}
+
+/// Whether `baton data window` or `tokenize` writes this field beside the labels.
+fn is_bookkeeping(beton: &Beton, name: &str) -> bool {
+    let has = |other: &str| beton.fields().iter().any(|field| field.name == other);
+    match name {
+        RECORDING_FIELD | START_FIELD => has(RECORDING_FIELD) && has(START_FIELD),
+        PREDICTED_FIELD | LARGEST_FIELD => has(TOKENS_FIELD),
+        _ => false,
+    }
 }
 
 /// Sums over the pixels of a field.
@@ -106,7 +117,11 @@ impl PixelSums {
         }
     }
 
-    fn statistics(self) -> ValueStatistics {
+    /// `None` without pixels.
+    fn statistics(self) -> Option<ValueStatistics> {
+        if self.pixels == 0 {
+            return None;
+        }
         let pixels = self.pixels as f64;
         let mean = self.values.map(|sum| sum as f64 / pixels);
         let std = std::array::from_fn(|channel| {
@@ -115,7 +130,7 @@ impl PixelSums {
             let square = u128::from(self.values[channel]).pow(2);
             (squares.saturating_sub(square) as f64).sqrt() / pixels
         });
-        ValueStatistics::Pixels { mean, std }
+        Some(ValueStatistics::Pixels { mean, std })
     }
 }
 
@@ -133,15 +148,17 @@ fn pixel_sums(
     let visit = |(decoder, buffer): &mut (Decoder, Vec<u8>), sample| {
         for (number, column) in columns.iter().enumerate() {
             let image = beton.image(column, sample, buffer)?;
-            let start = beton.image_location(column, sample)?.start;
-            let decoded = decoder.decode(&image);
-            let rgb = decoded.map_err(|fault| beton.sample_error(sample, start, fault))?;
+            let rgb = decoder.decode(&image).map_err(|fault| {
+                let start = beton.image_location(column, sample).map_or(0, |at| at.start);
+                beton.sample_error(sample, start, fault)
+            })?;
             let of_image = PixelSums::of(rgb);
             sums.lock().unwrap_or_else(PoisonError::into_inner)[number].add(of_image);
         }
         Ok(())
     };
-    match visit_samples(beton.len(), threads, start, visit, progress).into_iter().next() {
+    let faults = visit_samples(beton.len(), threads, start, visit, progress, AfterFault::Stop);
+    match faults.into_iter().next() {
         Some(error) => Err(error),
         None => Ok(sums.into_inner().unwrap_or_else(PoisonError::into_inner)),
     }
@@ -174,7 +191,8 @@ mod tests {
         let pixels: Vec<u8> = (0..3 * 40).map(|number| (number * 37 % 256) as u8).collect();
         let mut sums = PixelSums::default();
         pixels.chunks(3 * 7).for_each(|part| sums.add(PixelSums::of(part)));
-        let ValueStatistics::Pixels { mean, std } = sums.statistics() else { unreachable!() };
+        let Some(ValueStatistics::Pixels { mean, std }) = sums.statistics() else { unreachable!() };
+        assert_eq!(PixelSums::default().statistics(), None);
         for channel in 0..3 {
             let values: Vec<f64> =
                 pixels.iter().skip(channel).step_by(3).map(|value| f64::from(*value)).collect();

@@ -113,18 +113,33 @@ impl<'a> Verifier<'a> {
     #[must_use]
     pub fn check_all(&self, threads: usize, progress: impl Fn(u64) + Sync) -> Vec<Error> {
         let check = |buffers: &mut VerifyBuffers, sample| self.check(sample, buffers);
-        visit_samples(self.beton.len(), threads, VerifyBuffers::new, check, progress)
+        visit_samples(
+            self.beton.len(),
+            threads,
+            VerifyBuffers::new,
+            check,
+            progress,
+            AfterFault::GoOn,
+        )
     }
 }
 
-/// Visits all samples with several threads, each with what `start` makes for it. `progress` is called with the number of newly
-/// visited samples, from any thread. The errors are in the order of the samples.
+/// What follows the first fault.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum AfterFault {
+    GoOn,
+    Stop,
+}
+
+/// Visits all samples with several threads, each with a state of its own, which `new` makes. `progress` is called with the number
+/// of newly visited samples, from any thread. The errors are in the order of the samples.
 pub(crate) fn visit_samples<W>(
     samples: u64,
     threads: usize,
-    start: impl Fn() -> Result<W, Error> + Sync,
+    new: impl Fn() -> Result<W, Error> + Sync,
     visit: impl Fn(&mut W, u64) -> Result<(), Error> + Sync,
     progress: impl Fn(u64) + Sync,
+    after_fault: AfterFault,
 ) -> Vec<Error> {
     let (next, found) = (AtomicU64::new(0), Mutex::new(Vec::new()));
     let stop = AtomicBool::new(false);
@@ -132,7 +147,7 @@ pub(crate) fn visit_samples<W>(
         found.lock().unwrap_or_else(PoisonError::into_inner).push((sample, error));
     };
     let work = || {
-        let mut state = match start() {
+        let mut state = match new() {
             Ok(state) => state,
             Err(error) => return record(samples, error),
         };
@@ -145,6 +160,7 @@ pub(crate) fn visit_samples<W>(
             for sample in start..end {
                 if let Err(error) = visit(&mut state, sample) {
                     record(sample, error);
+                    stop.fetch_or(after_fault == AfterFault::Stop, Ordering::Relaxed);
                 }
             }
             progress(end - start);

@@ -4,6 +4,9 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+/// What the reason of an end says if the newest state is lost; a sweep looks for it in the output of its trials.
+pub const NOT_SAVED: &str = "was not saved";
+
 /// Exit code of every Baton process on success.
 pub const OK: u8 = 0;
 /// Exit code of a job that failed for a reason that a restart may resolve.

@@ -15,7 +15,7 @@ mod table;
 mod trial;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -114,8 +114,6 @@ const COMPARE_INTERVAL: Duration = Duration::from_secs(1);
 const STATUS_TIMEOUT: Duration = Duration::from_secs(1);
 /// Time between two lines about the trials that train.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(30);
-/// What the last line of a trial says whose newest state is lost.
-const NOT_SAVED: &str = "was not saved";
 
 /// Trains all trials and returns the exit code.
 pub(crate) async fn run(mut args: Args) -> Result<u8, Failure> {
@@ -149,7 +147,7 @@ pub(crate) async fn run(mut args: Args) -> Result<u8, Failure> {
         slots,
         failures: BTreeMap::new(),
         stop: None,
-        unsaved: 0,
+        unsaved: BTreeSet::new(),
         asked_at: None,
         queue,
         start: Instant::now(),
@@ -250,8 +248,8 @@ struct Sweep {
     /// Why trials failed since this start, by number.
     failures: BTreeMap<usize, String>,
     stop: Option<Stop>,
-    /// Number of trials that were asked to stop, and whose newest state is lost.
-    unsaved: u64,
+    /// Trials that were asked to stop, and whose newest state is lost.
+    unsaved: BTreeSet<usize>,
     /// When a signal first asked to stop.
     asked_at: Option<Instant>,
     queue: mpsc::UnboundedSender<Input>,
@@ -302,10 +300,10 @@ impl Sweep {
         match self.stop {
             Some(Stop::AtOnce | Stop::Failed(_)) => Ok(INTERRUPTED),
             Some(Stop::Asked(reason)) => {
-                let saved = match self.unsaved {
+                let saved = match self.unsaved.len() {
                     0 => "saved and stopped".to_owned(),
                     unsaved => {
-                        let trials = human::count(unsaved, "trial");
+                        let trials = human::count(unsaved as u64, "trial");
                         format!("stopped, and the newest state of {trials} was not saved")
                     }
                 };
@@ -386,6 +384,7 @@ impl Sweep {
             };
             let Some((trial, until)) = waiting.find(|(trial, _)| !trains(*trial)) else { break };
             self.running[slot] = Some(self.start_trial(slot, trial, until)?);
+            self.unsaved.remove(&trial);
         }
         Ok(())
     }
@@ -461,7 +460,7 @@ impl Sweep {
                 self.check_evaluations(number);
             }
             AfterTrial::Diverged => output::note(format!("{label}: diverged: {why}")),
-            AfterTrial::Saved => match running.child.last_line_with(NOT_SAVED) {
+            AfterTrial::Saved => match running.child.last_line_with(exit::NOT_SAVED) {
                 None => output::note(format!("{label}: saved, {reached}")),
                 Some(line) => self.not_saved(number, &line),
             },
@@ -485,7 +484,7 @@ impl Sweep {
 
     fn not_saved(&mut self, trial: usize, why: &str) {
         output::note(format!("{}: NOT saved: {why}", self.label(trial)));
-        self.unsaved += 1;
+        self.unsaved.insert(trial);
     }
 
     /// A trial that is tried again at the next start.
@@ -544,7 +543,8 @@ impl Sweep {
         }
     }
 
-    /// A trial whose processes end again and again does not train.
+    /// Notes what the trials say of processes that end and are started again: such a trial does not train, and says so nowhere
+    /// else.
     fn show_restarts(&mut self) {
         let running = self.running.iter_mut().flatten();
         let restarts = running.flat_map(|running| {

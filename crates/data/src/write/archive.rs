@@ -108,6 +108,10 @@ fn read(path: &Path) -> Result<Vec<Item>, Error> {
             return Err(cut_off());
         }
         let name = entry.path().map_err(unreadable)?.into_owned();
+        if name.to_str().is_none() {
+            let reason = format!("{}: its name is not UTF-8: rename it", name.display());
+            return Err(refused(path, reason));
+        }
         let Some((key, kind)) = key_and_kind(&name) else { continue };
         let is_label = kind.eq_ignore_ascii_case("cls");
         if !is_label && !is_image(OsStr::new(&kind)) {

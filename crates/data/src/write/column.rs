@@ -71,6 +71,12 @@ impl std::str::FromStr for TableField {
     }
 }
 
+impl ColumnKind {
+    pub(super) fn names_a_file(&self) -> bool {
+        matches!(self, Self::Image | Self::Array { .. } | Self::Mel(_))
+    }
+}
+
 impl std::str::FromStr for ColumnKind {
     type Err = String;
 
@@ -131,12 +137,14 @@ pub(super) enum OwnedValue {
 }
 
 /// Why a field has no value in a row.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) enum BadValue {
     /// Its text is wrong, or names no file.
     Text(String),
     /// The file it names cannot be used, which is known once it is read.
     File(String),
+    /// Not because of the row.
+    Machine(Error),
 }
 
 impl From<String> for BadValue {
@@ -145,8 +153,8 @@ impl From<String> for BadValue {
     }
 }
 
-/// What is there when values are to be written, and not only to be checked.
-pub(super) struct Writing<'a> {
+/// What values need to be written, and not only to be checked.
+pub(super) struct WriteContext<'a> {
     /// The sorted texts of the column.
     pub(super) classes: &'a [String],
     pub(super) encoder: &'a mut ImageEncoder,
@@ -169,6 +177,25 @@ impl OwnedValue {
 }
 
 impl TableField {
+    /// Bytes of its values, if it has arrays.
+    pub(super) fn array_bytes(&self) -> u64 {
+        let values = match &self.kind {
+            ColumnKind::Floats => 4 * self.columns.len(),
+            ColumnKind::Letters { length, .. } => *length,
+            ColumnKind::OneHot { alphabet, length } => {
+                alphabet.len().saturating_mul(*length).saturating_mul(4)
+            }
+            ColumnKind::Array { channels, length } => 4 * channels * length,
+            ColumnKind::Mel(mel) => 4 * mel.bands * mel.frames,
+            ColumnKind::Int
+            | ColumnKind::Float
+            | ColumnKind::Class
+            | ColumnKind::Text
+            | ColumnKind::Image => 0,
+        };
+        values as u64
+    }
+
     pub(super) fn field(&self) -> Field {
         let array = |shape: &[usize], dtype: &str| {
             let shape = shape.iter().map(|axis| *axis as u64).collect();
@@ -202,7 +229,7 @@ impl TableField {
         &self,
         cells: &[String],
         folder: &Path,
-        writing: Option<Writing<'_>>,
+        writing: Option<WriteContext<'_>>,
     ) -> Result<OwnedValue, BadValue> {
         Ok(match &self.kind {
             ColumnKind::Int => {
@@ -244,14 +271,12 @@ impl TableField {
                 {
                     array[letter * length + place] = 1.0;
                 }
-                OwnedValue::Array(array.iter().flat_map(|value| value.to_le_bytes()).collect())
+                OwnedValue::Array(bytes(&array))
             }
             ColumnKind::Image | ColumnKind::Array { .. } | ColumnKind::Mel(_) => {
                 let path = folder.join(self.text(cells)?);
                 let unusable = |reason: String| {
-                    // "its values are", of a file that is named otherwise.
-                    let colon = if reason.starts_with("its ") { ":" } else { "" };
-                    format!("column {:?}: {}{colon} {reason}", self.columns[0], path.display())
+                    format!("column {:?}: {} {reason}", self.columns[0], path.display())
                 };
                 if !path.is_file() {
                     return Err(unusable("is not a file".to_owned()).into());
@@ -260,7 +285,7 @@ impl TableField {
                 let read = match self.kind {
                     ColumnKind::Array { channels, length } => read_array(&path, channels, length),
                     ColumnKind::Mel(mel) => read_spectrogram(&path, mel),
-                    _ => read_image(&path, writing.encoder, writing.row),
+                    _ => read_image(&path, writing.encoder, writing.row)?,
                 };
                 read.map_err(|reason| BadValue::File(unusable(reason)))?
             }
@@ -318,16 +343,25 @@ fn check_size(kind: &str, values: Option<usize>) -> Result<(), String> {
     }
 }
 
-fn read_image(path: &Path, encoder: &mut ImageEncoder, row: u64) -> Result<OwnedValue, String> {
-    let source = fs::read(path).map_err(|error| BadImage::Read(error.to_string()).to_string())?;
-    let prepared = encoder.prepare(&source, row).map_err(|error| error.to_string())?;
-    let image = prepared.map_err(|bad| bad.to_string())?;
-    match image.bytes.len() as u64 {
-        needed if needed > u64::from(DEFAULT_PAGE_BYTES) => {
-            Err(BadImage::Page { needed, page_bytes: DEFAULT_PAGE_BYTES }.to_string())
-        }
-        _ => Ok(OwnedValue::Image(image)),
-    }
+/// The image in a file; the inner error is about the file.
+fn read_image(
+    path: &Path,
+    encoder: &mut ImageEncoder,
+    row: u64,
+) -> Result<Result<OwnedValue, String>, BadValue> {
+    let source = match fs::read(path) {
+        Ok(source) => source,
+        Err(error) => return Ok(Err(BadImage::Read(error.to_string()).to_string())),
+    };
+    let prepared = encoder.prepare(&source, row).map_err(BadValue::Machine)?;
+    Ok(match prepared {
+        Ok(image) if image.bytes.len() > DEFAULT_PAGE_BYTES as usize => Err(format!(
+            "needs {} bytes, and a page has {DEFAULT_PAGE_BYTES}: set a maximal resolution, or store it as JPEG",
+            image.bytes.len()
+        )),
+        Ok(image) => Ok(OwnedValue::Image(image)),
+        Err(bad) => Err(bad.to_string()),
+    })
 }
 
 /// Channels, length and rate of a file.
@@ -352,6 +386,7 @@ fn read_signal(path: &Path) -> Result<SignalRecording, String> {
 fn reason(error: Error) -> String {
     match error {
         Error::Source { reason, .. } => reason,
+        Error::Io { source, .. } => format!("cannot be read: {source}"),
         other => other.to_string(),
     }
 }

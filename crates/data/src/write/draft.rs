@@ -99,20 +99,35 @@ impl Draft {
     }
 
     /// Exchanges the file with its target, where the file system can do that; otherwise renames it.
-    fn exchange(&mut self) -> Result<(), Error> {
+    fn exchange(&mut self) -> Result<Published, Error> {
+        // The older file gets the draft's name for a moment, in which it must not be taken for a draft that nobody writes.
+        let older = File::open(&self.target).ok();
+        if let Some(older) = &older {
+            // Best effort: some file systems have no locks.
+            let _ = try_lock(older);
+        }
         match renameat_with(CWD, &self.path, CWD, &self.target, RenameFlags::EXCHANGE) {
-            Ok(()) => Ok(()),
-            // There is no target yet; or an older file system.
-            Err(Errno::NOENT | Errno::NOSYS | Errno::INVAL | Errno::OPNOTSUPP) => self.rename(),
+            Ok(()) => Ok(Published::Exchanged { _older: older }),
+            Err(Errno::NOENT) => self.rename().map(|()| Published::New),
+            Err(Errno::NOSYS | Errno::INVAL | Errno::OPNOTSUPP) => {
+                let is_new = older.is_none();
+                self.rename()?;
+                Ok(if is_new { Published::New } else { Published::Replaced })
+            }
             Err(error) => Err(failed("replace", &self.target)(error.into())),
         }
     }
 
-    /// Undoes an [`exchange`](Self::exchange), or the renaming of a file that had no older one.
-    fn put_back(&mut self) {
-        let undone = match self.finished {
-            false => renameat_with(CWD, &self.path, CWD, &self.target, RenameFlags::EXCHANGE),
-            true => renameat_with(CWD, &self.target, CWD, &self.path, RenameFlags::NOREPLACE),
+    /// Undoes an [`exchange`](Self::exchange) as far as that is possible.
+    fn put_back(&mut self, published: &Published) {
+        let undone = match published {
+            Published::Exchanged { .. } => {
+                renameat_with(CWD, &self.path, CWD, &self.target, RenameFlags::EXCHANGE)
+            }
+            Published::New => {
+                renameat_with(CWD, &self.target, CWD, &self.path, RenameFlags::NOREPLACE)
+            }
+            Published::Replaced => return,
         };
         // Best effort, as there is another failure to report. What is not put back must stay.
         self.finished = undone.is_err();
@@ -127,17 +142,31 @@ impl Draft {
     }
 }
 
+/// What became of the older file when a draft got its name.
+enum Published {
+    /// It has the draft's name, and is locked.
+    Exchanged { _older: Option<File> },
+    /// There was none.
+    New,
+    /// It is gone: this file system cannot exchange files.
+    Replaced,
+}
+
 /// Renames files that belong together, which are [synced](Draft::sync), to their targets. If one cannot be renamed, the older
-/// files of the others are put back.
-pub(super) fn publish_all(mut drafts: Vec<Draft>) -> Result<(), Error> {
-    for number in 0..drafts.len() {
-        if let Err(error) = drafts[number].exchange() {
-            drafts[..number].iter_mut().for_each(Draft::put_back);
-            return Err(error);
+/// files of the others are put back, where the file system can exchange files.
+pub(super) fn publish_all(drafts: Vec<Draft>) -> Result<(), Error> {
+    let mut published = Vec::new();
+    for mut draft in drafts {
+        match draft.exchange() {
+            Ok(how) => published.push((draft, how)),
+            Err(error) => {
+                published.iter_mut().for_each(|(draft, how)| draft.put_back(how));
+                return Err(error);
+            }
         }
     }
     // The older files now have the names of the drafts, and are removed with them.
-    drafts.iter().try_for_each(Draft::sync_folder)
+    published.iter().try_for_each(|(draft, _)| draft.sync_folder())
 }
 
 impl Drop for Draft {

@@ -113,7 +113,8 @@ pub(super) enum Origin {
     Source,
 }
 
-/// Encodes images one after the other, with reused buffers, whatever their decoders do. Each thread needs its own.
+/// Encodes images one after the other, with reused buffers; a decoder that panics is an error of its image. Each thread needs its
+/// own.
 pub(super) struct ImageEncoder {
     encoding: Encoding,
     buffers: Option<EncoderBuffers>,

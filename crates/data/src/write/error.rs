@@ -2,6 +2,8 @@
 
 use std::{io, path::PathBuf};
 
+use crate::file::is_disk_full;
+
 /// Why a data set cannot be written. [`BadImage`] describes the problem of a single image.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -104,7 +106,7 @@ pub enum Error {
     /// The source has no images, or cannot be used.
     #[error("{}: {reason}", path.display())]
     Source {
-        /// The folder or list.
+        /// The folder, list, archive, table or recording.
         path: PathBuf,
         /// What is wrong, and the remedy.
         reason: String,
@@ -163,12 +165,7 @@ pub enum Error {
 }
 
 fn remedy(error: &io::Error) -> &'static str {
-    match error.kind() {
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "; make space, or write to another disk"
-        }
-        _ => "",
-    }
+    if is_disk_full(error) { "; make space, or write to another disk" } else { "" }
 }
 
 /// Why one image cannot be stored.

@@ -8,8 +8,8 @@ use std::{
 use super::{
     BadImage, Error, Field, FieldKind, FinishedFile, Source, Value, Writer,
     draft::{Draft, publish_all},
-    encoding::{Encoding, Origin},
-    pipeline::prepare_all,
+    encoding::{Encoding, ImageEncoder, Origin},
+    pipeline::in_order,
     progress::{DoneShard, WriteProgress},
 };
 use crate::{beton::Mode, with_suffix};
@@ -133,12 +133,12 @@ pub struct Summary {
 /// Writes a data set of images with a label each, in the order of the source.
 ///
 /// The bytes of the files depend on source and options, not on the number of threads. A file gets its name when it is
-/// complete and durable, together with the others, and replaces an older one; a shard does not wait for others. If the source has class names, they are written to
-/// `TARGET.classes.txt`. With shards, `TARGET-write.json` records the parameters of the write and the finished
-/// shards.
+/// complete and durable, and replaces an older one: shards one by one, a file and its `others` together. If the source
+/// has class names, they are written to `TARGET.classes.txt`. With shards, `TARGET-write.json` records the parameters
+/// of the write and the finished shards.
 ///
-/// Peak memory: per thread one decoded image, its reduced version and four stored images; one page; and 48 bytes per
-/// sample of one file.
+/// Peak memory: per thread one decoded image, its reduced version and four stored images; one page per file; 48 bytes per
+/// sample of one file; and 24 bytes per image of the source.
 ///
 /// # Errors
 /// Bad images, unless they are skipped; invalid options; a resumed write with other options or source; I/O errors.
@@ -283,37 +283,53 @@ fn write_file(
 ) -> Result<(ImageCounts, Draft, FinishedFile), Error> {
     let mut tally = ImageCounts::default();
     let mut bad = BadImages { count: 0, first: None };
-    prepare_all(&source.items, positions, options.encoding, options.threads, |item, prepared| {
-        let fits = prepared.outcome.and_then(|picture| {
-            let (needed, page_bytes) = (picture.bytes.len() as u64, options.page_bytes);
-            let fits = needed <= u64::from(page_bytes);
-            fits.then_some(picture).ok_or(BadImage::Page { needed, page_bytes })
-        });
-        let picture = match fits {
-            Ok(picture) => picture,
-            Err(reason) => {
-                on_event(WriteEvent::Bad { path: &item.path, reason: &reason });
-                bad.add(&item.path, reason);
-                return match options.on_bad_image {
-                    OnBadImage::Fail if bad.count == MAX_BAD_IMAGES => Err(bad.error(source)),
-                    OnBadImage::Fail | OnBadImage::Skip => Ok(()),
-                };
-            }
+    let start = || (ImageEncoder::new(options.encoding), Vec::new());
+    let encode = |(encoder, bytes): &mut (ImageEncoder, Vec<u8>), number: usize| {
+        let position = positions[number];
+        let outcome = match source.items[position].read(bytes) {
+            Ok(()) => encoder.prepare(bytes, position as u64)?,
+            Err(error) => Err(BadImage::Read(error.to_string())),
         };
-        let stored_bytes = picture.bytes.len() as u64;
-        tally.samples += 1;
-        tally.jpeg += u64::from(picture.mode == Mode::Jpeg);
-        tally.untouched += u64::from(picture.origin == Origin::Source);
-        tally.source_bytes += prepared.source_bytes;
-        tally.stored_bytes += stored_bytes;
-        if bad.count == 0 || options.on_bad_image == OnBadImage::Skip {
-            let (mode, width, height) = (picture.mode, picture.width, picture.height);
-            let image = Value::Image { mode, width, height, bytes: &picture.bytes };
-            writer.push(&[image, Value::Int(item.label)])?;
-        }
-        on_event(WriteEvent::Stored { source_bytes: prepared.source_bytes, stored_bytes });
-        Ok(())
-    })?;
+        Ok((outcome, bytes.len() as u64))
+    };
+    in_order(
+        positions.len(),
+        options.threads,
+        start,
+        encode,
+        |number, (outcome, source_bytes)| {
+            let item = &source.items[positions[number]];
+            let fits = outcome.and_then(|picture| {
+                let (needed, page_bytes) = (picture.bytes.len() as u64, options.page_bytes);
+                let fits = needed <= u64::from(page_bytes);
+                fits.then_some(picture).ok_or(BadImage::Page { needed, page_bytes })
+            });
+            let picture = match fits {
+                Ok(picture) => picture,
+                Err(reason) => {
+                    on_event(WriteEvent::Bad { path: &item.path, reason: &reason });
+                    bad.add(&item.path, reason);
+                    return match options.on_bad_image {
+                        OnBadImage::Fail if bad.count == MAX_BAD_IMAGES => Err(bad.error(source)),
+                        OnBadImage::Fail | OnBadImage::Skip => Ok(()),
+                    };
+                }
+            };
+            let stored_bytes = picture.bytes.len() as u64;
+            tally.samples += 1;
+            tally.jpeg += u64::from(picture.mode == Mode::Jpeg);
+            tally.untouched += u64::from(picture.origin == Origin::Source);
+            tally.source_bytes += source_bytes;
+            tally.stored_bytes += stored_bytes;
+            if bad.count == 0 || options.on_bad_image == OnBadImage::Skip {
+                let (mode, width, height) = (picture.mode, picture.width, picture.height);
+                let image = Value::Image { mode, width, height, bytes: &picture.bytes };
+                writer.push(&[image, Value::Int(item.label)])?;
+            }
+            on_event(WriteEvent::Stored { source_bytes, stored_bytes });
+            Ok(())
+        },
+    )?;
     // A file without samples is useless, and ffcv cannot read it.
     if bad.count > 0 && (options.on_bad_image == OnBadImage::Fail || tally.samples == 0) {
         return Err(bad.error(source));

@@ -50,14 +50,14 @@ impl MelSettings {
     /// that is [longer](Self::seconds_if_too_long) loses its end.
     pub(super) fn spectrogram(&self, signal: &[f32]) -> Vec<f32> {
         let Self { transform, hop, bands, frames, .. } = *self;
-        // Long enough for the frames, and to be reflected.
-        let reach = transform / 2;
-        let mut samples = signal.to_vec();
-        samples.resize(samples.len().max((frames - 1) * hop).max(reach + 1), 0.0);
-        let last = samples.len() - 1;
+        // The signal goes on with silence: long enough for the frames, and to be reflected at both ends.
+        let half = transform / 2;
+        let samples = signal.len().max((frames - 1) * hop + transform % 2).max(half + 1);
+        let last = samples - 1;
         let reflected = |position: isize| {
             let position = position.unsigned_abs();
-            samples[if position > last { 2 * last - position } else { position }]
+            let position = if position > last { 2 * last - position } else { position };
+            signal.get(position).copied().unwrap_or_default()
         };
 
         let window = hann(transform);
@@ -67,7 +67,7 @@ impl MelSettings {
         let mut scratch = vec![Complex::default(); fft.get_inplace_scratch_len()];
         let mut decibels = vec![0.0; bands * frames];
         for frame in 0..frames {
-            let start = (frame * hop) as isize - reach as isize;
+            let start = (frame * hop) as isize - half as isize;
             for (at, (place, weight)) in buffer.iter_mut().zip(&window).enumerate() {
                 *place = Complex::new(reflected(start + at as isize) * weight, 0.0);
             }
@@ -86,27 +86,32 @@ impl MelSettings {
 
     /// The seconds of a signal of so many samples, if they make more frames.
     pub(super) fn seconds_if_too_long(&self, samples: usize) -> Option<f64> {
-        (samples >= self.frames * self.hop).then(|| samples as f64 / f64::from(self.rate))
+        (samples > self.longest()).then(|| samples as f64 / f64::from(self.rate))
     }
 
     /// Seconds of the longest signal.
     pub(super) fn seconds(&self) -> f64 {
-        (self.frames * self.hop - 1) as f64 / f64::from(self.rate)
+        self.longest() as f64 / f64::from(self.rate)
+    }
+
+    /// Samples of the longest signal that makes no more frames.
+    fn longest(&self) -> usize {
+        self.frames * self.hop - 1 + self.transform % 2
     }
 
     fn filters(&self) -> Vec<BandFilter> {
-        let top = f64::from(self.rate) / 2.0;
+        // As in torchaudio: a whole number of hertz, and the frequency of the last bin, also where the length is odd.
+        let top = f64::from(self.rate / 2);
         let mel = |hertz: f64| 2595.0 * libm::log10(1.0 + hertz / 700.0);
         let hertz = |mel: f64| 700.0 * (libm::pow(10.0, mel / 2595.0) - 1.0);
         let corner = |number: usize| hertz(mel(top) * number as f64 / (self.bands + 1) as f64);
         let bins = self.transform / 2 + 1;
-        // As in torchaudio, the last bin is at half the rate, also where the transform's length is odd.
-        let of_bin = |bin: usize| f64::from(self.rate / 2) * bin as f64 / (bins - 1) as f64;
+        let hertz_of_bin = |bin: usize| top * bin as f64 / (bins - 1) as f64;
         let filter = |band: usize| {
             let (low, middle, high) = (corner(band), corner(band + 1), corner(band + 2));
             let weight = |bin: usize| {
-                let rising = (of_bin(bin) - low) / (middle - low);
-                let falling = (high - of_bin(bin)) / (high - middle);
+                let rising = (hertz_of_bin(bin) - low) / (middle - low);
+                let falling = (high - hertz_of_bin(bin)) / (high - middle);
                 rising.min(falling).max(0.0)
             };
             let first = (0..bins).find(|bin| weight(*bin) > 0.0).unwrap_or(bins - 1);
@@ -150,8 +155,12 @@ mod tests {
     fn spectrograms_are_those_of_torchaudio() {
         let recorded = recorded();
         let (signal, mut rest) = recorded.split_at(1_000);
-        let cases: [(&str, usize); 3] =
-            [("8000,256,100,20", 11), ("16000,400,160,64", 7), ("8000,255,60,13", 17)];
+        let cases: [(&str, usize); 4] = [
+            ("8000,256,100,20", 11),
+            ("16000,400,160,64", 7),
+            ("8000,255,60,13", 17),
+            ("11025,512,200,40", 6),
+        ];
         for (settings, frames) in cases {
             let settings: MelSettings = format!("{settings},{frames}").parse().unwrap();
             let found = settings.spectrogram(signal);
@@ -176,6 +185,18 @@ mod tests {
         assert_eq!(settings.seconds_if_too_long(20), Some(0.2));
         assert_eq!(settings.seconds(), 0.19);
         assert_eq!(settings.spectrogram(&[]), [-100.0; 15]);
+    }
+
+    #[test]
+    fn a_signal_shorter_than_an_odd_transform_is_reflected_in_silence() {
+        let settings: MelSettings = "8000,255,128,13,2".parse().unwrap();
+        for samples in [0, 1, 127, 128, 129] {
+            let levels = settings.spectrogram(&vec![0.5; samples]);
+            assert!(levels.len() == 26 && levels.iter().all(|level| level.is_finite()));
+        }
+        // Silence takes no memory.
+        let long: MelSettings = "16000,65536,65536,1,3".parse().unwrap();
+        assert_eq!(long.spectrogram(&[]), [-100.0; 3]);
     }
 
     #[test]

@@ -1,8 +1,8 @@
 //! Writes beton files that Baton and ffcv can read.
 //!
 //! ```text
-//! folder or list ─▶ Source ─▶ threads: read, decode, reduce, encode ─▶ Writer ─▶ file
-//!                             (with one ImageEncoder each)             (in order)
+//! folder, list or archives ─▶ Source ─▶ threads: read, decode, reduce, encode ─▶ Writer ─▶ file
+//!                                       (with one ImageEncoder each)             (in order)
 //! ```
 //!
 //! Start with [`write_images`], or with [`Writer`] for fields of any kind.

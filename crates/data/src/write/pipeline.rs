@@ -1,4 +1,4 @@
-//! Threads that encode images, a limited number in advance, and deliver the results in order.
+//! Threads that encode images and other values, a limited number in advance, and deliver the results in order.
 
 use std::{
     collections::BTreeMap,
@@ -7,90 +7,68 @@ use std::{
     thread,
 };
 
-use super::{
-    BadImage, Error, Item,
-    encoding::{Encoding, ImageEncoder, StoredImage},
-};
+use super::Error;
 
-/// Maximum number of images per thread that are in progress or wait for an earlier one. It is large enough that other
+/// Maximum number of results per thread that are in progress or wait for an earlier one. It is large enough that other
 /// threads do not have to wait for a large image.
 const AHEAD_PER_THREAD: usize = 4;
 
-/// Result of encoding one image.
-pub(super) struct Prepared {
-    pub(super) outcome: Result<StoredImage, BadImage>,
-    /// Size of the image file, in bytes.
-    pub(super) source_bytes: u64,
-}
-
-/// Encodes the items at these positions of the source and calls `take` for each, in order.
+/// Does jobs, numbered from 0, with several threads, and calls `take` for each result, in order. Each thread has a state of its
+/// own, which `start` makes.
 ///
 /// # Errors
-/// The first error of `take`; or threads or libjpeg-turbo cannot be started.
-pub(super) fn prepare_all(
-    items: &[Item],
-    positions: &[usize],
-    encoding: Encoding,
+/// The first error of `job` or `take`, or threads cannot be started.
+pub(super) fn in_order<S, R: Send>(
+    jobs: usize,
     threads: NonZeroUsize,
-    mut take: impl FnMut(&Item, Prepared) -> Result<(), Error>,
+    start: impl Fn() -> S + Sync,
+    job: impl Fn(&mut S, usize) -> Result<R, Error> + Sync,
+    mut take: impl FnMut(usize, R) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    let threads = threads.get().min(positions.len());
-    let window = (threads * AHEAD_PER_THREAD).min(positions.len());
+    let threads = threads.get().min(jobs);
+    let window = (threads * AHEAD_PER_THREAD).min(jobs);
+    let (start, job) = (&start, &job);
     thread::scope(|scope| {
         // This closure owns its ends of the channels: when it returns, also with an error, the channels close and the
         // threads end.
-        let (jobs, queue) = mpsc::channel();
+        let (numbers, queue) = mpsc::channel();
         let queue = std::sync::Arc::new(Mutex::new(queue));
-        let (results, prepared) = mpsc::channel();
+        let (results, done) = mpsc::channel();
         for number in 0..threads {
             let (queue, results) = (queue.clone(), results.clone());
-            let next_job = move || queue.lock().unwrap_or_else(PoisonError::into_inner).recv().ok();
+            let next = move || queue.lock().unwrap_or_else(PoisonError::into_inner).recv().ok();
+            let work = move || {
+                let mut state = start();
+                while let Some(number) = next() {
+                    let result = job(&mut state, number).map(|result| (number, result));
+                    if results.send(result).is_err() {
+                        return;
+                    }
+                }
+            };
             thread::Builder::new()
                 .name(format!("write-{number}"))
-                .spawn_scoped(scope, move || work(items, encoding, next_job, &results))
+                .spawn_scoped(scope, work)
                 .map_err(Error::Thread)?;
         }
         drop((queue, results));
 
         let mut submitted = 0;
         let mut early = BTreeMap::new();
-        for (taken, position) in positions.iter().enumerate() {
-            while submitted < positions.len() && submitted < taken + window {
-                jobs.send(positions[submitted]).map_err(|_| Error::Ended)?;
+        for number in 0..jobs {
+            while submitted < jobs && submitted < number + window {
+                numbers.send(submitted).map_err(|_| Error::Ended)?;
                 submitted += 1;
             }
-            let prepared = loop {
-                if let Some(prepared) = early.remove(position) {
-                    break prepared;
+            let result = loop {
+                if let Some(result) = early.remove(&number) {
+                    break result;
                 }
-                let (position, done) = prepared.recv().map_err(|_| Error::Ended)??;
-                early.insert(position, done);
+                let (number, result) = done.recv().map_err(|_| Error::Ended)??;
+                early.insert(number, result);
             };
-            take(&items[*position], prepared)?;
+            take(number, result)?;
         }
         Ok(())
     })
-}
-
-/// Main function of a thread: encodes images until there are no more positions or the results are no longer received.
-fn work(
-    items: &[Item],
-    encoding: Encoding,
-    next_job: impl Fn() -> Option<usize>,
-    results: &mpsc::Sender<Result<(usize, Prepared), Error>>,
-) {
-    let mut encoder = ImageEncoder::new(encoding);
-    let mut source = Vec::new();
-    while let Some(position) = next_job() {
-        let read = items[position].read(&mut source);
-        let outcome = match read {
-            Ok(()) => encoder.prepare(&source, position as u64),
-            Err(error) => Ok(Err(BadImage::Read(error.to_string()))),
-        };
-        let done = outcome
-            .map(|outcome| (position, Prepared { outcome, source_bytes: source.len() as u64 }));
-        if results.send(done).is_err() {
-            return;
-        }
-    }
 }

@@ -221,7 +221,7 @@ impl NpyHeader {
         }
         let size = u32::from_le_bytes(size) as usize;
         if size > MAX_NPY_HEADER_BYTES {
-            return Ok(Err("its header is too long".to_owned()));
+            return Ok(Err("has a header that is too long".to_owned()));
         }
         let mut header = vec![0; size];
         if let Err(error) = reader.read_exact(&mut header) {
@@ -242,7 +242,7 @@ impl NpyHeader {
             Some("<i4") => NumberKind::I32,
             other => {
                 return Err(format!(
-                    "its values are {}, and can be <f4, <f8, <i2 or <i4: convert them with astype(\"<f4\")",
+                    "has values {}, and they can be <f4, <f8, <i2 or <i4: convert them with astype(\"<f4\")",
                     other.unwrap_or("of no plain type")
                 ));
             }
@@ -254,7 +254,7 @@ impl NpyHeader {
         let shape = match shape.as_deref() {
             Ok([len]) => (1, *len),
             Ok([channels, len]) => (*channels, *len),
-            _ => return Err("its shape must be (time) or (channels, time)".to_owned()),
+            _ => return Err("has another shape than (time) or (channels, time)".to_owned()),
         };
         let is_fortran = after("'fortran_order'").is_some_and(|rest| rest.starts_with("True"));
         if is_fortran && shape.0 != 1 {
@@ -263,7 +263,7 @@ impl NpyHeader {
         let bytes = shape.0.checked_mul(shape.1).and_then(|count| count.checked_mul(kind.bytes()));
         match bytes {
             Some(_) if shape.0 > 0 => Ok(Self { kind, shape }),
-            _ => Err("its shape is empty or too large".to_owned()),
+            _ => Err("has a shape that is empty or too large".to_owned()),
         }
     }
 }
@@ -286,7 +286,7 @@ mod tests {
         let text = "{'descr': '<i2', 'fortran_order': True, 'shape': (100,), }\n";
         assert_eq!(parse(text), header(NumberKind::I16, (1, 100)));
         let refused = |text: &str| parse(text).unwrap_err();
-        assert!(refused("{'descr': '>f4', 'shape': (3,)}").contains("its values are >f4"));
+        assert!(refused("{'descr': '>f4', 'shape': (3,)}").contains("has values >f4"));
         assert!(refused("{'descr': [('a', '<f4')], 'shape': (3,)}").contains("no plain type"));
         assert!(refused("{'descr': '<f4', 'shape': (3, 4, 5)}").contains("(channels, time)"));
         assert!(refused("{'descr': '<f4', 'shape': ()}").contains("(channels, time)"));

@@ -91,8 +91,8 @@ impl Source {
         if is_folder { Self::folder(path) } else { Self::list(path) }
     }
 
-    /// Divides the images of each class among a first file and others with these shares. The paths of the images below the
-    /// source's decide. Of each file, the positions of its images.
+    /// Divides the images of each class among a first file and others with these shares. The paths of the images decide, from the
+    /// source's folder on. Of each file, the positions of its images.
     pub(super) fn divided(&self, shares: &[f64]) -> Vec<Vec<usize>> {
         let keys: Vec<u64> =
             self.items.iter().map(|item| KeySplit::hash(&self.key(item))).collect();
@@ -113,7 +113,10 @@ impl Source {
     }
 
     fn key<'a>(&self, item: &'a Item) -> std::borrow::Cow<'a, str> {
-        item.path.strip_prefix(&self.path).unwrap_or(&item.path).to_string_lossy()
+        // Those of a list begin with its folder.
+        let list_folder = self.path.parent().unwrap_or(Path::new(""));
+        let below = item.path.strip_prefix(&self.path).or(item.path.strip_prefix(list_folder));
+        below.unwrap_or(&item.path).to_string_lossy()
     }
 
     /// Reads a folder like torchvision's `ImageFolder`: each subfolder is a class, whose label is its position in the

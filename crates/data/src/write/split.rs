@@ -20,8 +20,8 @@ impl KeySplit {
         Self { limits: shares.into_iter().scan(0.0, limit).collect() }
     }
 
-    /// Of these keys the other files get their shares to within one key, and each at least one if there are enough, by the
-    /// [hashes](Self::hash) of the keys, which it sorts.
+    /// Of these different keys the other files get their shares to within one key, and each at least one if there are enough, by
+    /// the [hashes](Self::hash) of the keys, which it sorts. Equal keys stay in one file.
     pub(super) fn exact(hashes: &mut [u64], shares: impl IntoIterator<Item = f64>) -> Self {
         hashes.sort_unstable();
         let shares: Vec<f64> = shares.into_iter().collect();
@@ -30,7 +30,7 @@ impl KeySplit {
         let mut limits = Vec::new();
         for (number, share) in shares.into_iter().enumerate() {
             sum += share;
-            // The first file is not without a key because others are.
+            // The first file keeps at least one key.
             taken = match keys > others {
                 true => ((sum * keys as f64).round() as usize)
                     .clamp(taken + 1, keys - (others - number)),

@@ -10,16 +10,16 @@ use std::{
     io::{self, Read},
     num::NonZeroUsize,
     path::{Path, PathBuf},
-    thread,
 };
 
 use csv::{Reader, ReaderBuilder, StringRecord};
 
 use super::{
     DEFAULT_PAGE_BYTES, Encoding, Error, FinishedFile, KeySplit, TableField, Value, Writer,
-    column::{BadValue, ColumnKind, OwnedValue, Writing},
+    column::{BadValue, ColumnKind, OwnedValue, WriteContext},
     draft::{Draft, failed, publish_all},
     encoding::ImageEncoder,
+    pipeline::in_order,
 };
 use crate::with_suffix;
 
@@ -27,8 +27,8 @@ use crate::with_suffix;
 const MAX_LISTED: usize = 10;
 /// Most letters of the name of a column in a message.
 const MAX_LISTED_CHARS: usize = 40;
-/// Rows that a thread gets at once.
-const ROWS_PER_THREAD: usize = 64;
+/// Rows that are read before their files are.
+const ROWS_AT_ONCE: usize = 1_024;
 
 /// What to write.
 #[derive(Clone, Debug)]
@@ -84,7 +84,8 @@ pub fn write_table(
     let list_paths: Vec<PathBuf> = lists.iter().map(|(_, path)| path.clone()).collect();
     super::check_targets(&options.to, &options.others, &list_paths, &options.from)?;
     options.encoding.check()?;
-    let split = options.split()?;
+    options.check_size()?;
+    let split = options.split(&mut progress)?;
     let mut found = Found::new(options);
     let mut table = OpenTable::open(options)?;
     while let Some(row) = table.next()? {
@@ -110,7 +111,7 @@ pub fn write_table(
         || options.refused("has changed while it was read: is it still being written?".to_owned());
     loop {
         let mut rows = Vec::new();
-        while rows.len() < options.threads.get() * ROWS_PER_THREAD
+        while rows.len() < ROWS_AT_ONCE
             && let Some(row) = table.next()?
         {
             rows.push(row);
@@ -122,7 +123,8 @@ pub fn write_table(
         if done > read {
             return Err(changed());
         }
-        for (row, values) in rows.iter().zip(options.all_values(&rows, &names)?) {
+        let take = |number: usize, values: Result<Vec<OwnedValue>, BadValue>| {
+            let row: &Row = &rows[number];
             match values {
                 Ok(values) => {
                     let values: Vec<Value<'_>> = values.iter().map(OwnedValue::borrowed).collect();
@@ -130,8 +132,19 @@ pub fn write_table(
                 }
                 Err(BadValue::Text(_)) => bad_again += 1,
                 Err(BadValue::File(reason)) => found.remove(options, &split, row, reason)?,
+                Err(BadValue::Machine(error)) => return Err(error),
             }
-        }
+            Ok(())
+        };
+        let start = || ImageEncoder::new(options.encoding);
+        let values = |encoder: &mut ImageEncoder, number: usize| {
+            // A row that was bad before is bad for the same reason, whatever its files are.
+            let checked = options.values(&rows[number], None);
+            Ok(checked.and_then(|_| options.values(&rows[number], Some((&names, encoder)))))
+        };
+        // Threads are for files; texts are faster without.
+        let threads = if options.reads_files() { options.threads } else { NonZeroUsize::MIN };
+        in_order(rows.len(), threads, start, values, take)?;
         progress(read + done, Some(2 * read));
     }
     if (done, bad_again) != (read, bad) {
@@ -197,42 +210,31 @@ impl TableOptions {
         let mut values = Vec::with_capacity(self.fields.len());
         let (classes, mut encoder) = writing.unzip();
         for (number, (field, cells)) in self.fields.iter().zip(&row.cells).enumerate() {
-            let writing = classes.zip(encoder.as_deref_mut()).map(|(classes, encoder)| Writing {
-                classes: &classes[number],
-                encoder,
-                row: row.number - 1,
+            let writing = classes.zip(encoder.as_deref_mut()).map(|(classes, encoder)| {
+                WriteContext { classes: &classes[number], encoder, row: row.number - 1 }
             });
             values.push(field.value(cells, folder, writing)?);
         }
         Ok(values)
     }
 
-    /// The values of rows, made by several threads.
-    fn all_values(
-        &self,
-        rows: &[Row],
-        classes: &[Vec<String>],
-    ) -> Result<Vec<Result<Vec<OwnedValue>, BadValue>>, Error> {
-        let make = |rows: &[Row]| -> Vec<_> {
-            let mut encoder = ImageEncoder::new(self.encoding);
-            rows.iter().map(|row| self.values(row, Some((classes, &mut encoder)))).collect()
-        };
-        let make = &make;
-        thread::scope(|scope| {
-            let spawn = |rows| thread::Builder::new().spawn_scoped(scope, move || make(rows));
-            let parts = rows.chunks(rows.len().div_ceil(self.threads.get()));
-            let threads: Vec<_> =
-                parts.map(spawn).collect::<Result<_, _>>().map_err(Error::Thread)?;
-            let mut values = Vec::with_capacity(rows.len());
-            for thread in threads {
-                values.extend(thread.join().map_err(|_| Error::Ended)?);
-            }
-            Ok(values)
-        })
+    fn reads_files(&self) -> bool {
+        self.fields.iter().any(|field| field.kind.names_a_file())
+    }
+
+    /// Refuses fields that do not fit into a page together, whatever their values are.
+    fn check_size(&self) -> Result<(), Error> {
+        let needed: u64 = self.fields.iter().map(TableField::array_bytes).sum();
+        match needed <= u64::from(DEFAULT_PAGE_BYTES) {
+            true => Ok(()),
+            false => Err(Error::Option(format!(
+                "the arrays of a row need {needed} bytes, and a page has {DEFAULT_PAGE_BYTES}: take fewer or shorter ones"
+            ))),
+        }
     }
 
     /// Which rows are written to which file.
-    fn split(&self) -> Result<RowSplit, Error> {
+    fn split(&self, progress: &mut impl FnMut(u64, Option<u64>)) -> Result<RowSplit, Error> {
         let shares = || self.others.iter().map(|(_, share)| *share);
         let by_key = KeySplit::new(shares());
         let Some(name) = &self.stratify else { return Ok(RowSplit { by_key, by_class: None }) };
@@ -248,9 +250,13 @@ impl TableOptions {
                 "rows that belong together cannot be divided by their classes too".to_owned(),
             ));
         }
+        if self.others.is_empty() {
+            return Err(Error::Option("a stratified split needs a second file".to_owned()));
+        }
         let mut hashes: BTreeMap<String, Vec<u64>> = BTreeMap::new();
         let mut table = OpenTable::open(self)?;
         while let Some(row) = table.next()? {
+            progress(row.number, None);
             if self.values(&row, None).is_ok() {
                 let class = row.class(field).to_owned();
                 hashes.entry(class).or_default().push(KeySplit::hash(&row.key));
@@ -310,16 +316,17 @@ impl Found {
         self.read += 1;
         match options.values(row, None) {
             Ok(_) => {
-                let sets = self.rows.len();
+                let (sets, set) = (self.rows.len(), split.set(row));
                 for (field, classes) in self.class_counts(options) {
                     let class = row.class(field).to_owned();
                     let rows = classes.entry(class).or_insert_with(|| vec![0; sets]);
-                    rows[split.set(row)] += 1;
+                    rows[set] += 1;
                 }
-                self.rows[split.set(row)] += 1;
+                self.rows[set] += 1;
                 Ok(())
             }
             Err(BadValue::Text(reason) | BadValue::File(reason)) => self.skip(options, row, reason),
+            Err(BadValue::Machine(error)) => Err(error),
         }
     }
 
@@ -351,14 +358,16 @@ impl Found {
     }
 
     fn skip(&mut self, options: &TableOptions, row: &Row, reason: String) -> Result<(), Error> {
-        let error = Error::Line { path: options.from.clone(), line: row.line as usize, reason };
+        self.bad += 1;
+        if options.skips_bad_rows && self.first_bad.len() >= MAX_LISTED {
+            return Ok(());
+        }
+        let line = line_of_row(&options.from, row.start)?;
+        let error = Error::Line { path: options.from.clone(), line, reason };
         if !options.skips_bad_rows {
             return Err(error);
         }
-        self.bad += 1;
-        if self.first_bad.len() < MAX_LISTED {
-            self.first_bad.push(error.to_string());
-        }
+        self.first_bad.push(error.to_string());
         Ok(())
     }
 
@@ -373,7 +382,7 @@ impl Found {
         let paths = options.paths();
         if let Some(empty) = self.rows.iter().position(|rows| *rows == 0) {
             return Err(options.refused(format!(
-                "no row is for {}: give another share, or another --by if there are only a few values",
+                "no row is for {}: give another share, or, with few values in --by, another column",
                 paths[empty].display()
             )));
         }
@@ -382,13 +391,13 @@ impl Found {
                 classes.iter().find(|(_, rows)| rows.iter().all(|rows| *rows == 0))
             {
                 return Err(options.refused(format!(
-                    "all rows of class {class:?} of field {:?} are bad: mend or remove them",
+                    "all rows of class {class:?} of field {:?} are bad: fix or remove them",
                     field.name
                 )));
             }
             if let Some((class, _)) = classes.iter().find(|(_, rows)| rows[0] == 0) {
                 return Err(options.refused(format!(
-                    "class {class:?} of field {:?} has no row in {}: give smaller shares, or another --by",
+                    "class {class:?} of field {:?} has no row in {}: give smaller shares",
                     field.name,
                     paths[0].display()
                 )));
@@ -413,9 +422,6 @@ pub(super) struct NamedColumns {
     reader: Reader<Box<dyn Read>>,
     /// Number of columns of the first line.
     width: usize,
-    line_end: LineEnd,
-    /// Number of rows that were read.
-    rows: u64,
     /// The positions of the columns that were asked for.
     pub(super) positions: Vec<usize>,
 }
@@ -432,9 +438,8 @@ impl NamedColumns {
         let file: Box<dyn Read> = Box::new(file.chain(end));
         let is_tsv = path.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("tsv"));
         let delimiter = if is_tsv { b'\t' } else { b',' };
-        let line_end = LineEnd::of(path)?;
         let mut reader = ReaderBuilder::new().delimiter(delimiter).flexible(true).from_reader(file);
-        let headers = reader.headers().map_err(|error| unreadable(path, line_end, &error))?.clone();
+        let headers = reader.headers().map_err(|error| unreadable(path, &error))?.clone();
         if headers.iter().any(|name| name.contains(END_MARK) && name != END_MARK) {
             return Err(refused(unclosed_quote(1)));
         }
@@ -462,23 +467,22 @@ impl NamedColumns {
         };
         let positions = columns.iter().map(find).collect::<Result<_, Error>>()?;
         let width = headers.len();
-        Ok(Self { path: path.to_owned(), reader, width, line_end, rows: 0, positions })
+        Ok(Self { path: path.to_owned(), reader, width, positions })
     }
 
     /// Reads the next row; false after the last one.
     pub(super) fn next(&mut self, record: &mut StringRecord) -> Result<bool, Error> {
         let read = self.reader.read_record(record);
-        if !read.map_err(|error| unreadable(&self.path, self.line_end, &error))? {
+        if !read.map_err(|error| unreadable(&self.path, &error))? {
             return Ok(false);
         }
-        self.rows += 1;
         if record.len() == 1 && &record[0] == END_MARK {
             return Ok(false);
         }
-        let line = self.line(record);
+        let line = || line_of_row(&self.path, start_of(record));
         let refused = |reason: String| Error::Source { path: self.path.clone(), reason };
         if record.iter().any(|cell| cell.contains(END_MARK)) {
-            return Err(refused(unclosed_quote(line)));
+            return Err(refused(unclosed_quote(line()?)));
         }
         if record.len() != self.width {
             let quote = match record.iter().any(|cell| cell.contains('\n')) {
@@ -486,61 +490,42 @@ impl NamedColumns {
                 false => "",
             };
             return Err(refused(format!(
-                "line {line} has {} columns, and the first line {}{quote}",
+                "line {} has {} columns, and the first line {}{quote}",
+                line()?,
                 record.len(),
                 self.width
             )));
         }
         Ok(true)
     }
+}
 
-    /// The line on which the row begins that was read last, counted from 1.
-    pub(super) fn line(&self, record: &StringRecord) -> u64 {
-        match self.line_end {
-            LineEnd::Old => self.rows + 1,
-            end => end.line(record.position()),
+/// Position of a row in the file.
+pub(super) fn start_of(record: &StringRecord) -> u64 {
+    record.position().map_or(0, csv::Position::byte)
+}
+
+/// The line on which the row begins that starts at this position, counted from 1. Lines may end with LF, CR LF or CR; empty ones
+/// before the row do not belong to it.
+pub(super) fn line_of_row(path: &Path, start: u64) -> Result<usize, Error> {
+    let read = || -> io::Result<usize> {
+        let (mut line, mut after_cr) = (1, false);
+        for (position, byte) in io::BufReader::new(File::open(path)?).bytes().enumerate() {
+            let byte = byte?;
+            match byte {
+                b'\n' if after_cr => {}
+                b'\n' | b'\r' => line += 1,
+                _ if position as u64 >= start => break,
+                _ => {}
+            }
+            after_cr = byte == b'\r';
         }
-    }
+        Ok(line)
+    };
+    read().map_err(failed("read", path))
 }
 
-/// How the lines of a table end. The reader of CSV counts line feeds only, and those between two rows to the second one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum LineEnd {
-    Unix,
-    /// CR LF: as spreadsheets write it.
-    Windows,
-    /// A lone CR.
-    Old,
-}
-
-/// Longest first line whose end is looked for, bytes.
-const MAX_FIRST_LINE_BYTES: u64 = 1 << 20;
-
-impl LineEnd {
-    /// That of the first line.
-    fn of(path: &Path) -> Result<Self, Error> {
-        let mut start = Vec::new();
-        let read = File::open(path)
-            .and_then(|file| file.take(MAX_FIRST_LINE_BYTES).read_to_end(&mut start));
-        read.map_err(failed("open", path))?;
-        let mut is_quoted = false;
-        let end = start.iter().position(|byte| {
-            is_quoted ^= *byte == b'"';
-            !is_quoted && matches!(byte, b'\r' | b'\n')
-        });
-        Ok(match end.map(|end| &start[end..]) {
-            Some([b'\r', b'\n', ..]) => Self::Windows,
-            Some([b'\r', ..]) => Self::Old,
-            _ => Self::Unix,
-        })
-    }
-
-    fn line(self, position: Option<&csv::Position>) -> u64 {
-        position.map_or(0, csv::Position::line) + u64::from(self == Self::Windows)
-    }
-}
-
-fn unclosed_quote(line: u64) -> String {
+fn unclosed_quote(line: usize) -> String {
     format!(
         "line {line} opens a quote that is never closed: close it, or write \"\" for a quote inside of a quoted cell"
     )
@@ -561,8 +546,8 @@ struct OpenTable {
 struct Row {
     /// Its position, counted from 1.
     number: u64,
-    /// The line of the file on which it begins, counted from 1.
-    line: u64,
+    /// Its position in the file.
+    start: u64,
     /// The texts of each field.
     cells: Vec<Vec<String>>,
     /// What decides in which file it is.
@@ -601,18 +586,21 @@ impl OpenTable {
         };
         Ok(Some(Row {
             number: self.row,
-            line: self.table.line(&self.record),
+            start: start_of(&self.record),
             cells: self.columns.iter().map(|columns| columns.iter().map(cell).collect()).collect(),
             key,
         }))
     }
 }
 
-fn unreadable(path: &Path, end: LineEnd, error: &csv::Error) -> Error {
+fn unreadable(path: &Path, error: &csv::Error) -> Error {
     let reason = match error.kind() {
         csv::ErrorKind::Utf8 { pos, .. } => {
-            let line = end.line(pos.as_ref());
-            format!("line {line} is not UTF-8")
+            let start = pos.as_ref().map_or(0, csv::Position::byte);
+            match line_of_row(path, start) {
+                Ok(line) => format!("line {line} is not UTF-8"),
+                Err(error) => return error,
+            }
         }
         _ => error.to_string(),
     };

@@ -71,7 +71,7 @@ impl TextWriter {
     /// Completes files that belong together, and gives them their names.
     ///
     /// # Errors
-    /// As [`Writer::finish`]; then no file has its name.
+    /// As [`Writer::finish`].
     pub fn finish_all(texts: Vec<Self>) -> Result<Vec<FinishedFile>, Error> {
         let complete = texts.into_iter().map(|texts| texts.writer.complete());
         let (drafts, finished) = complete.collect::<Result<Vec<_>, _>>()?.into_iter().unzip();

@@ -17,7 +17,7 @@ use super::{
     Array, DEFAULT_PAGE_BYTES, Error, Field, FieldKind, FinishedFile, KeySplit, Value, Writer,
     draft::{Draft, failed, publish_all},
     recording::{RECORDING_EXTENSIONS, SignalRecording},
-    table::NamedColumns,
+    table::{NamedColumns, line_of_row, start_of},
 };
 use crate::{
     random::{Draws, RandomPurpose},
@@ -282,8 +282,10 @@ impl LabelTable {
         let mut labels: BTreeMap<String, RecordingLabels> = BTreeMap::new();
         let mut record = csv::StringRecord::new();
         while table.next(&mut record)? {
-            let line = table.line(&record) as usize;
-            let refused = |reason: String| Error::Line { path: self.path.clone(), line, reason };
+            let refused = |reason: String| match line_of_row(&self.path, start_of(&record)) {
+                Ok(line) => Error::Line { path: self.path.clone(), line, reason },
+                Err(error) => error,
+            };
             let cell = |number: usize| record.get(positions[number]).unwrap_or_default().trim();
             let number = |column: usize| {
                 let value = cell(column).parse::<f64>().ok().filter(|value| value.is_finite());

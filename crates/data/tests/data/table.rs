@@ -200,20 +200,23 @@ fn a_bad_value_is_named_by_line_and_column_and_nothing_is_written() {
 
 #[test]
 fn lines_are_counted_however_they_end() {
-    for end in ["\n", "\r\n", "\r"] {
-        for (rows, line) in
-            [("n,\"x\r\ny\"|zz,1|2,2|", 3), ("n,x|1,1|2,2|zz,3|", 4), ("n,x|1,\"a\nb\"|zz,3|", 4)]
-        {
-            // A quoted line break counts only where lines end with line feeds.
-            if rows.contains('\n') && end == "\r" || rows.starts_with("n,\"") && end == "\n" {
-                continue;
-            }
-            let (_folder, mut options) = Folder::new("t.csv", &rows.replace('|', end));
+    for (table, line) in [
+        ("n,x|1,1|2,2|zz,3|", 4),
+        ("n,x|zz,1|", 2),
+        // Empty lines, and a cell of two lines.
+        ("n,x|1,1||||zz,3|", 6),
+        ("n,\"x|y\"|1,\"a|b\"|zz,3|", 5),
+    ] {
+        for end in ["\n", "\r\n", "\r"] {
+            let (_folder, mut options) = Folder::new("t.csv", &table.replace('|', end));
             options.fields = fields(&["n=int"]);
             let refused = refusal(&options);
-            assert!(refused.contains(&format!("line {line}: ")), "{rows:?} {end:?}: {refused}");
+            assert!(refused.contains(&format!("line {line}: ")), "{table:?} {end:?}: {refused}");
         }
     }
+    let (_folder, mut options) = Folder::new("t.csv", "n,x\r\n1,1\nzz,3\n");
+    options.fields = fields(&["n=int"]);
+    assert!(refusal(&options).contains("line 3: "), "mixed");
 }
 
 #[test]
@@ -376,6 +379,21 @@ fn rows_whose_files_cannot_be_used_are_left_out_on_request() {
     let written = write(&options).unwrap();
     assert_eq!(written.skipped, 2);
     assert!(written.first_skipped[0].contains("line 7"), "known before files are read");
+    // Two faults in one row count once.
+    fs::write(
+        &options.from,
+        fs::read_to_string(&options.from).unwrap().replace("4.npy,1", "4.npy,x"),
+    )
+    .unwrap();
+    options.fields.swap(0, 2);
+    assert_eq!(write(&options).unwrap().skipped, 2);
+    options.fields.swap(0, 2);
+    assert_eq!(write(&options).unwrap().skipped, 2);
+    fs::write(
+        &options.from,
+        fs::read_to_string(&options.from).unwrap().replace("4.npy,x", "4.npy,1"),
+    )
+    .unwrap();
     assert!(written.first_skipped[1].contains("line 6"));
     assert_eq!(ints(&folder.path("train.beton"), "row"), [0, 1, 2, 0, 0, 1, 2]);
     for row in [1, 7] {
@@ -494,6 +512,9 @@ fn a_field_that_is_no_kind_is_refused_with_all_kinds() {
     assert!(refused("a/b=class").contains("has no /"));
     assert!(refused("label=letters(,3)").contains("1 to 255 letters"));
     assert!(refused("label=array(x,3)").contains("CHANNELS is a whole number"));
+    let (_folder, mut options) = Folder::new("t.csv", "a,b\n1,2\n");
+    options.fields = fields(&["a=array(2,700000)", "b=array(2,700000)"]);
+    assert!(write(&options).unwrap_err().to_string().contains("need 11200000 bytes, and a page"));
     assert!(refused("label=array(9999999,9999999)").contains("a page has room for"));
     assert!(refused("label=vowels(AB,3)").contains("is no kind"));
     assert_eq!(refused("label=int:a,b"), "only floats takes several columns");

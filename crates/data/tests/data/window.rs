@@ -236,7 +236,7 @@ fn bad_recordings_and_labels_are_named_and_nothing_is_written() {
     );
     assert!(
         refused(table, &|study| study.npy("a.npy", ">f4", "(3,)", &[0; 12]))
-            .contains("its values are >f4")
+            .contains("has values >f4")
     );
     assert!(
         refused(table, &|study| fs::write(study.path("in/a.npy"), "text").unwrap())

@@ -3,6 +3,7 @@
 use std::{
     fs,
     num::NonZeroUsize,
+    os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
 };
 
@@ -302,6 +303,12 @@ fn archives_with_a_gap_are_refused_with_the_name_of_the_sample() {
     assert!(refused(&[&[0x1F, 0x8B][..], &[1; 600]].concat()).contains("is compressed"));
     let long = "0".repeat(64) + "7";
     assert!(refused(&archive(&[image, ("x/1.cls", long.as_bytes())])).contains("whole number"));
+    let mut builder = tar::Builder::new(Vec::new());
+    let mut header = tar::Header::new_gnu();
+    header.set_size(0);
+    let name = std::ffi::OsStr::from_bytes(b"M\xE4r.jpg");
+    builder.append_data(&mut header, Path::new(name), &b""[..]).unwrap();
+    assert!(refused(&builder.into_inner().unwrap()).contains("its name is not UTF-8"));
     let both = archive(&[image, label]).repeat(2);
     assert!(refused(&both).contains("has more behind its end"));
     let mut builder = tar::Builder::new(Vec::new());
@@ -357,6 +364,24 @@ fn every_file_gets_its_share_of_every_class() {
     source = Source::open(workspace.path("moved")).unwrap();
     workspace.written(&source, &options);
     assert!(paths.iter().zip(before).all(|(path, before)| fs::read(path).unwrap() == before));
+}
+
+#[test]
+fn a_list_is_divided_the_same_however_its_path_is_written() {
+    let workspace = Workspace::new();
+    let folder = workspace.folder(20);
+    let line = |item: &baton_data::write::Item| {
+        let path = item.path.strip_prefix(workspace.path("")).unwrap();
+        format!("{}\t{}\n", path.display(), item.label)
+    };
+    workspace.put("list.tsv", folder.items.iter().map(line).collect::<String>().as_bytes());
+    let mut options = options(share(0.0));
+    options.others = vec![(workspace.path("val.beton"), 0.3)];
+    let written = ["list.tsv", "images/../list.tsv"].map(|list| {
+        workspace.written(&Source::open(workspace.path(list)).unwrap(), &options);
+        fs::read(workspace.path("val.beton")).unwrap()
+    });
+    assert!(written[0] == written[1]);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use super::{
     membership::{Member, World},
 };
 use crate::{
-    exit::{Class, Failure, Outcome, crash},
+    exit::{Class, Failure, NOT_SAVED, Outcome, crash},
     ids::{NodeId, Rank},
     message::{Commit, Directive},
     time::Time,
@@ -165,12 +165,12 @@ impl Engine {
                 local.names()
             ),
             (Some(step), None) => format!(
-                "the state after step {reached} was not saved: the job continues from the checkpoint of step {step}, \
+                "the state after step {reached} {NOT_SAVED}: the job continues from the checkpoint of step {step}, \
                  so the steps since then, {}, are lost",
                 reached.0 - step.0
             ),
             (None, None) => format!(
-                "the state after step {reached} was not saved, and this job has saved none before"
+                "the state after step {reached} {NOT_SAVED}, and this job has saved none before"
             ),
         }
     }

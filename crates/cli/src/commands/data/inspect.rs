@@ -91,27 +91,33 @@ fn value_lines(field: &FieldStatistics) -> String {
     };
     let name = &field.name;
     match &field.values {
-        ValueStatistics::Pixels { mean, std } => format!(
-            "\npixels of {name}, for a recipe:\n  data.mean = [{}]\n  data.std = [{}]",
-            numbers(mean, 3),
-            numbers(std, 3)
-        ),
+        ValueStatistics::Pixels { mean, std } => {
+            let deviations = match std.iter().all(|std| *std >= 0.001) {
+                true => format!("data.std = [{}]", numbers(std, 3)),
+                false => "one channel is the same everywhere, and has no data.std".to_owned(),
+            };
+            let mean = numbers(mean, 3);
+            format!("\npixels of {name}, for a recipe:\n  data.mean = [{mean}]\n  {deviations}")
+        }
         ValueStatistics::Classes { class_counts, class_weights } => {
             let mut text = format!("\nclasses of {name}:");
             for (class, count) in class_counts.iter().enumerate().take(MAX_SHOWN_CLASSES) {
                 // Writing to a string never fails.
                 let _ = write!(text, "\n  {class}: {}", human::count(*count, "sample"));
             }
+            if class_counts.len() > MAX_SHOWN_CLASSES {
+                text.push_str("\n  and more: --json has all");
+            }
             match class_weights {
-                None => text.push_str("\n  a class has no samples, and no weights"),
+                None => text.push_str("\n  one class has no samples, so there are no weights"),
                 Some(weights) if weights.len() <= MAX_SHOWN_CLASSES => {
                     let _ = write!(
                         text,
                         "\n  so that all classes count the same, in a recipe:\n  loss.class_weights = [{}]",
-                        numbers(weights, 4)
+                        numbers(weights, 6)
                     );
                 }
-                Some(_) => text.push_str("\n  more than a thousand classes: --json has all"),
+                Some(_) => {}
             }
             text
         }
