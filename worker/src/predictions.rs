@@ -58,7 +58,8 @@ fn holds_predictions(text: impl Read) -> io::Result<bool> {
     text.take(MAX_LOOK_BYTES).read_to_end(&mut start)?;
     if start.len() as u64 == MAX_LOOK_BYTES {
         // The last line may be cut.
-        start.truncate(start.iter().rposition(|byte| *byte == b'\n').unwrap_or(0));
+        let Some(end) = start.iter().rposition(|byte| *byte == b'\n') else { return Ok(false) };
+        start.truncate(end);
     }
     let Ok(start) = std::str::from_utf8(&start) else { return Ok(false) };
     let mut lines = start.lines();
@@ -297,6 +298,13 @@ mod tests {
                 "{other}"
             );
         }
+        // Larger than what is looked at, with and without lines.
+        let zeros = "\0".repeat(2 << 20);
+        let lines = "7,1,0.5\n".repeat(200_000);
+        for other in [zeros.clone(), zeros + "\n", lines.clone()] {
+            assert!(refusal(&other).is_some(), "{} bytes", other.len());
+        }
+        assert_eq!(refusal(&format!("sample,prediction,probability\n{lines}")), None);
         std::fs::remove_file(&path).unwrap();
         assert!(refuse_other_file(&path).is_ok());
         let missing = refuse_other_file(&folder.path().join("no/p.csv")).unwrap_err().message;
