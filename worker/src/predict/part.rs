@@ -78,7 +78,8 @@ pub(super) fn predict(
             .zip(outputs.chunks(columns.outputs))
             .map(|(sample, outputs)| columns.line(*sample, Known::Nothing, outputs) + "\n")
             .collect();
-        file.write_all((lines.clone() + &batch_end(number, &lines)).as_bytes()).map_err(failed)?;
+        let end = batch_end(number, &lines);
+        file.write_all((lines + &end).as_bytes()).map_err(failed)?;
         // The parent may be gone; then this process is being killed.
         let _ = writeln!(io::stdout(), "{}", batch.len());
         loader.recycle(batch);

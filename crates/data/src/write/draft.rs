@@ -35,10 +35,7 @@ impl Draft {
         let mut name = OsString::from(".");
         name.push(target.file_name().ok_or_else(|| Error::Target { path: target.to_owned() })?);
         name.push(".draft");
-        // The rename would replace a device or a pipe.
-        if fs::metadata(target).is_ok_and(|existing| !existing.is_file()) {
-            return Err(Error::SpecialFile { path: target.to_owned() });
-        }
+        refuse_special_file(target)?;
         let path = target.with_file_name(name);
         loop {
             // Do not truncate yet: it may belong to another writer.
@@ -100,6 +97,8 @@ impl Draft {
 
     /// Exchanges the file with its target, where the file system can do that; otherwise renames it.
     fn exchange(&mut self) -> Result<Published, Error> {
+        // A folder would be exchanged like a file, and get a hidden name.
+        refuse_special_file(&self.target)?;
         // The older file gets the draft's name for a moment, in which it must not be taken for a draft that nobody writes.
         let older = File::open(&self.target).ok();
         if let Some(older) = &older {
@@ -139,6 +138,14 @@ impl Draft {
             _ => Path::new("."),
         };
         File::open(folder).and_then(|file| file.sync_all()).map_err(failed("sync", folder))
+    }
+}
+
+/// Refuses a target that is no regular file: a rename would replace a device or a pipe.
+fn refuse_special_file(target: &Path) -> Result<(), Error> {
+    match fs::metadata(target).is_ok_and(|existing| !existing.is_file()) {
+        true => Err(Error::SpecialFile { path: target.to_owned() }),
+        false => Ok(()),
     }
 }
 
@@ -268,9 +275,8 @@ mod tests {
         let drafts = drafts(folder.path(), "new");
         fs::remove_file(folder.path().join("c.beton")).unwrap();
         fs::create_dir_all(folder.path().join("c.beton/full")).unwrap();
-        fs::remove_file(folder.path().join(".c.beton.draft")).unwrap();
         let error = publish_all(drafts).unwrap_err().to_string();
-        assert!(error.contains("cannot replace ") && error.contains("c.beton"), "{error}");
+        assert!(error.contains("c.beton exists and is not a regular file"), "{error}");
         assert_eq!(read("a.beton"), "older");
         let mut names: Vec<_> =
             fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();

@@ -50,7 +50,7 @@ impl MelSettings {
     /// that is [longer](Self::seconds_if_too_long) loses its end.
     pub(super) fn spectrogram(&self, signal: &[f32]) -> Vec<f32> {
         let Self { transform, hop, bands, frames, .. } = *self;
-        // The signal goes on with silence: long enough for the frames, and to be reflected at both ends.
+        // Padded with zeros, so that it has all frames and can be reflected at both ends.
         let half = transform / 2;
         let samples = signal.len().max((frames - 1) * hop + transform % 2).max(half + 1);
         let last = samples - 1;
@@ -76,7 +76,7 @@ impl MelSettings {
                 let powers = buffer[filter.first..].iter().zip(&filter.weights);
                 let power: f64 =
                     powers.map(|(value, weight)| f64::from(value.norm_sqr()) * weight).sum();
-                // A function of the library, so that all machines give the same bits.
+                // Not the system's function, whose last bits depend on its version.
                 let level = 10.0 * libm::log10(power.max(MIN_POWER));
                 decibels[band * frames + frame] = level as f32;
             }

@@ -14,7 +14,7 @@ use super::Error;
 const AHEAD_PER_THREAD: usize = 4;
 
 /// Does jobs, numbered from 0, with several threads, and calls `take` for each result, in order. Each thread has a state of its
-/// own, which `start` makes.
+/// own, which `start` makes. One is the calling thread itself: handing over a small result takes longer than making it.
 ///
 /// # Errors
 /// The first error of `job` or `take`, or threads cannot be started.
@@ -26,6 +26,10 @@ pub(super) fn in_order<S, R: Send>(
     mut take: impl FnMut(usize, R) -> Result<(), Error>,
 ) -> Result<(), Error> {
     let threads = threads.get().min(jobs);
+    if threads <= 1 {
+        let mut state = start();
+        return (0..jobs).try_for_each(|number| take(number, job(&mut state, number)?));
+    }
     let window = (threads * AHEAD_PER_THREAD).min(jobs);
     let (start, job) = (&start, &job);
     thread::scope(|scope| {

@@ -107,6 +107,9 @@ pub fn write_table(
     let mut table = OpenTable::open(options)?;
     let (read, bad) = (found.read, found.bad);
     let (mut done, mut bad_again) = (0, 0);
+    // Threads are for files.
+    let reads_files = options.reads_files();
+    let threads = if reads_files { options.threads } else { NonZeroUsize::MIN };
     let changed =
         || options.refused("has changed while it was read: is it still being written?".to_owned());
     loop {
@@ -139,11 +142,11 @@ pub fn write_table(
         let start = || ImageEncoder::new(options.encoding);
         let values = |encoder: &mut ImageEncoder, number: usize| {
             // A row that was bad before is bad for the same reason, whatever its files are.
-            let checked = options.values(&rows[number], None);
-            Ok(checked.and_then(|_| options.values(&rows[number], Some((&names, encoder)))))
+            if reads_files && let Err(bad) = options.values(&rows[number], None) {
+                return Ok(Err(bad));
+            }
+            Ok(options.values(&rows[number], Some((&names, encoder))))
         };
-        // Threads are for files; texts are faster without.
-        let threads = if options.reads_files() { options.threads } else { NonZeroUsize::MIN };
         in_order(rows.len(), threads, start, values, take)?;
         progress(read + done, Some(2 * read));
     }
