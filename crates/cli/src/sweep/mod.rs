@@ -466,7 +466,10 @@ impl Sweep {
             },
             AfterTrial::NotSaved => self.not_saved(number, &why),
             AfterTrial::StopsAll => {
-                output::note(format!("{label}: saved and stopped, not by this sweep"));
+                match running.child.last_line_with(exit::NOT_SAVED) {
+                    None => output::note(format!("{label}: saved and stopped, not by this sweep")),
+                    Some(line) => self.not_saved(number, &line),
+                }
                 let name = folder_name(number);
                 self.request_stop(Stop::Asked(format!("trial {name} was stopped by others")));
             }

@@ -103,7 +103,7 @@ fn read(path: &Path) -> Result<Vec<Item>, Error> {
         let is_sparse = entry.header().entry_type() == EntryType::GNUSparse;
         let stored = if is_sparse { entry.header().entry_size() } else { Ok(entry.size()) };
         let (start, len) = (entry.raw_file_position(), stored.map_err(unreadable)?);
-        end = start.saturating_add(len.next_multiple_of(512));
+        end = start.saturating_add(len.checked_next_multiple_of(512).unwrap_or(u64::MAX));
         if end > bytes {
             return Err(cut_off());
         }

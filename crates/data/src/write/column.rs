@@ -94,9 +94,7 @@ impl std::str::FromStr for ColumnKind {
         let (word, inside) =
             text.strip_suffix(')').and_then(|text| text.split_once('(')).ok_or_else(unknown)?;
         if word == "mel" {
-            let mel: MelSettings = inside.parse()?;
-            check_size(text, mel.bands.checked_mul(mel.frames))?;
-            return Ok(Self::Mel(mel));
+            return inside.parse().map(Self::Mel);
         }
         let (letters, length) = inside.rsplit_once(',').ok_or_else(unknown)?;
         let length = length.trim().parse().ok().filter(|length| *length > 0);
@@ -106,7 +104,6 @@ impl std::str::FromStr for ColumnKind {
             let channels = letters.trim().parse().ok().filter(|channels: &usize| *channels > 0);
             let channels = channels
                 .ok_or_else(|| format!("{text}: CHANNELS is a whole number, at least 1"))?;
-            check_size(text, channels.checked_mul(length))?;
             return Ok(Self::Array { channels, length });
         }
         let alphabet: Vec<char> = letters.trim().chars().collect();
@@ -179,21 +176,20 @@ impl OwnedValue {
 impl TableField {
     /// Bytes of its values, if it has arrays.
     pub(super) fn array_bytes(&self) -> u64 {
-        let values = match &self.kind {
-            ColumnKind::Floats => 4 * self.columns.len(),
+        let f32s = |rows: usize, columns: usize| rows.saturating_mul(columns).saturating_mul(4);
+        let bytes = match &self.kind {
+            ColumnKind::Floats => f32s(1, self.columns.len()),
             ColumnKind::Letters { length, .. } => *length,
-            ColumnKind::OneHot { alphabet, length } => {
-                alphabet.len().saturating_mul(*length).saturating_mul(4)
-            }
-            ColumnKind::Array { channels, length } => 4 * channels * length,
-            ColumnKind::Mel(mel) => 4 * mel.bands * mel.frames,
+            ColumnKind::OneHot { alphabet, length } => f32s(alphabet.len(), *length),
+            ColumnKind::Array { channels, length } => f32s(*channels, *length),
+            ColumnKind::Mel(mel) => f32s(mel.bands, mel.frames),
             ColumnKind::Int
             | ColumnKind::Float
             | ColumnKind::Class
             | ColumnKind::Text
             | ColumnKind::Image => 0,
         };
-        values as u64
+        bytes as u64
     }
 
     pub(super) fn field(&self) -> Field {
@@ -331,15 +327,6 @@ impl TableField {
     fn wrong(&self, column: usize, text: &str, expected: &str) -> String {
         let start: String = text.chars().take(40).collect();
         format!("column {:?}: {start:?} is not {expected}", self.columns[column])
-    }
-}
-
-/// Refuses arrays of more values than a page has room for.
-fn check_size(kind: &str, values: Option<usize>) -> Result<(), String> {
-    let most = DEFAULT_PAGE_BYTES as usize / 4;
-    match values.is_some_and(|values| values <= most) {
-        true => Ok(()),
-        false => Err(format!("{kind}: more than {most} values, which a page has room for")),
     }
 }
 

@@ -227,7 +227,8 @@ impl TableOptions {
 
     /// Refuses fields that do not fit into a page together, whatever their values are.
     fn check_size(&self) -> Result<(), Error> {
-        let needed: u64 = self.fields.iter().map(TableField::array_bytes).sum();
+        let arrays = self.fields.iter().map(TableField::array_bytes);
+        let needed = arrays.fold(0, u64::saturating_add);
         match needed <= u64::from(DEFAULT_PAGE_BYTES) {
             true => Ok(()),
             false => Err(Error::Option(format!(

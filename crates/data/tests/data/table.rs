@@ -515,7 +515,14 @@ fn a_field_that_is_no_kind_is_refused_with_all_kinds() {
     let (_folder, mut options) = Folder::new("t.csv", "a,b\n1,2\n");
     options.fields = fields(&["a=array(2,700000)", "b=array(2,700000)"]);
     assert!(write(&options).unwrap_err().to_string().contains("need 11200000 bytes, and a page"));
-    assert!(refused("label=array(9999999,9999999)").contains("a page has room for"));
+    for huge in [
+        "a=array(9999999999,9999999999)",
+        "a=onehot(AB,9999999999)",
+        "a=mel(8,8,8,4000000000,4000000000)",
+    ] {
+        options.fields = fields(&[huge]);
+        assert!(write(&options).unwrap_err().to_string().contains("and a page has"), "{huge}");
+    }
     assert!(refused("label=vowels(AB,3)").contains("is no kind"));
     assert_eq!(refused("label=int:a,b"), "only floats takes several columns");
 }

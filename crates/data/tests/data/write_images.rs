@@ -309,6 +309,14 @@ fn archives_with_a_gap_are_refused_with_the_name_of_the_sample() {
     let name = std::ffi::OsStr::from_bytes(b"M\xE4r.jpg");
     builder.append_data(&mut header, Path::new(name), &b""[..]).unwrap();
     assert!(refused(&builder.into_inner().unwrap()).contains("its name is not UTF-8"));
+    // A size of 2^64 - 1, in base 256.
+    let mut huge = archive(&[image, label]);
+    huge[124..136].copy_from_slice(&[&[0x80, 0, 0, 0][..], &[0xFF; 8]].concat());
+    let sum: u32 = huge[..512].iter().map(|byte| u32::from(*byte)).sum::<u32>()
+        - huge[148..156].iter().map(|byte| u32::from(*byte)).sum::<u32>()
+        + 8 * 32;
+    huge[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+    assert_eq!(refused(&huge), "is no tar archive, or is damaged");
     let both = archive(&[image, label]).repeat(2);
     assert!(refused(&both).contains("has more behind its end"));
     let mut builder = tar::Builder::new(Vec::new());
