@@ -34,6 +34,16 @@ class Inputs(NamedTuple):
         """The structure of the inputs, with `value` in place of each tensor."""
         return {name: _replaced(nested, value) for name, nested in self.bound.items()}
 
+    def first_sample(self) -> "Inputs":
+        """The inputs of a batch of one sample."""
+
+        def first(nested: Any) -> Any:
+            if isinstance(nested, dict):
+                return {key: first(inner) for key, inner in nested.items()}
+            return tuple(map(first, nested)) if isinstance(nested, tuple) else nested[:1]
+
+        return Inputs(first(self.args), first(self.kwargs), first(self.bound))
+
     def call(self, model: Any) -> Any:
         """What the model returns for copies of the tensors, which it may change in place."""
         kwargs = {name: tensor.clone() for name, tensor in self.kwargs.items()}

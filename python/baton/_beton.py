@@ -109,8 +109,8 @@ def write_beton(
         other array or tensor of numbers                     an array; all samples have the same shape and type
         bytes; text, dictionary                              bytes; JSON
 
-    All values of a sample together have at most `page_size` bytes, a power of two. An existing file is replaced at the
-    end; an error or a kill leaves it as it was.
+    All values of a sample together have at most `page_size` bytes, a power of two. An existing `.beton` file is replaced at
+    the end; an error or a kill leaves it as it was.
 
     Raises ValueError or TypeError with the number of the sample for one that cannot be stored.
     """
@@ -121,6 +121,8 @@ def write_beton(
     path = Path(path)
     if path.exists() and not path.is_file():
         raise ValueError(f"{path} exists and is not a regular file: give another path")
+    if _is_another_file(path):
+        raise ValueError(f"{path} exists and is not a .beton file: remove it, or give another path")
     if not path.parent.is_dir():
         raise FileNotFoundError(f"{path.parent} is not a folder: make it first")
     if fields is not None and len(set(fields)) < len(fields):
@@ -142,6 +144,15 @@ def write_beton(
                 os.unlink(file.name)
                 raise
     return len(writer.rows)
+
+
+def _is_another_file(path: Path) -> bool:
+    """Whether something is there that is no `.beton` file, neither by its name nor by its beginning, and not empty."""
+    if path.suffix == ".beton" or not path.exists():
+        return False
+    with path.open("rb") as file:
+        start = file.read(2)
+    return start not in (b"", _VERSION.to_bytes(2, "little"))
 
 
 def _umask() -> int:

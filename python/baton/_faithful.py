@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import random
 import sys
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from baton import _arguments, _state
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 # Largest difference of a gradient, as a share of its largest value. Other kernels of the same operators stay far below.
 _TOLERANCE = 0.01
+# How the names of outputs begin.
+_OUTPUT = "output"
 
 
 def problem(model: torch.nn.Module, program: ExportedProgram, inputs: _arguments.Inputs) -> str | None:
@@ -23,20 +27,13 @@ def problem(model: torch.nn.Module, program: ExportedProgram, inputs: _arguments
     `None` also where that cannot be said: the model cannot be called with the example's values, the result is not finite,
     or two steps of the model itself differ.
     """
-    import torch
-
     with _state.keeping_random_state():
         traced = program.module()
-        # They are the model's own.
-        before = [(buffer, buffer.clone()) for buffer in traced.buffers()]
         try:
-            found = _step(traced, inputs)
+            with _keeping_buffers(traced):
+                found = _step(traced, inputs)
         except Exception:  # The example need not have sensible values.
             return None
-        finally:
-            with torch.no_grad():
-                for buffer, value in before:
-                    buffer.copy_(value)
         if found is None:
             return (
                 "no output of the exported program depends on a trained parameter through operators with a gradient: detach(), "
@@ -52,8 +49,10 @@ def problem(model: torch.nn.Module, program: ExportedProgram, inputs: _arguments
                 f"forward draws random numbers from {drawn[0]}, and a program would keep one for ever: draw them with torch, "
                 "for example torch.rand"
             )
-        if expected is None or (name := _differing(expected, found)) is None:
+        if expected is None:
             return None
+        if (name := _differing(expected, found)) is None:
+            return _problem_of_one_sample(model, traced, inputs, found)
         again = _step(copy.deepcopy(model), inputs)
         if again is None or _differing(expected, again):
             return None
@@ -62,6 +61,71 @@ def problem(model: torch.nn.Module, program: ExportedProgram, inputs: _arguments
         "a hook on a tensor or module, or a value that forward keeps is not part of a program; write it with operators "
         "of PyTorch, for example x + (y - x).detach() for a straight-through estimator"
     )
+
+
+def _problem_of_one_sample(
+    model: torch.nn.Module, traced: torch.nn.Module, inputs: _arguments.Inputs, several: dict[str, torch.Tensor]
+) -> str | None:
+    """Why the program cannot take a batch of one sample: `torch.export` has only looked at several.
+
+    The last batch of an evaluation may have one, and so may a part of a batch in training.
+    """
+    samples = next(iter(inputs.named().values())).shape[0]
+    inputs = inputs.first_sample()
+    try:
+        with _keeping_buffers(traced):
+            found = _step(traced, inputs)
+    except Exception as error:
+        try:
+            _step(copy.deepcopy(model), inputs)
+        except Exception as of_model:
+            # A BatchNorm needs several values in training, and Baton gives it several there.
+            if "more than 1 value per channel" not in str(of_model):
+                return f"the model fails for a batch of one sample, which Baton may give it: {_first_line(error)}"
+        return None
+    if found is None:
+        return None
+    for name, value in several.items():
+        if not name.startswith(_OUTPUT) or value.shape[:1] != (samples,) or name not in found:
+            continue
+        if (shape := found[name].shape) != (1, *value.shape[1:]):
+            expected = ", ".join(map(str, (1, *value.shape[1:])))
+            return (
+                f"for a batch of one sample, {name} has the shape ({', '.join(map(str, shape))}) in place of ({expected}): "
+                "squeeze() without an axis removes that of the samples too; name the axis, as in squeeze(-1), or use flatten(1)"
+            )
+    try:
+        expected_values = _step(copy.deepcopy(model), inputs)
+    except Exception:  # A BatchNorm needs several values in training.
+        return None
+    if expected_values is None or (different := _differing(expected_values, found)) is None:
+        return None
+    again = _step(copy.deepcopy(model), inputs)
+    if again is None or _differing(expected_values, again):
+        return None
+    return (
+        f"for a batch of one sample, the exported program computes another {different} than the model: a program has one "
+        "graph for any number of samples, and a branch on their number, such as `if x.shape[0] > 1`, keeps the side of several; "
+        "compute the same for any number"
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
+
+
+@contextlib.contextmanager
+def _keeping_buffers(traced: torch.nn.Module) -> Iterator[None]:
+    """Restores the buffers of a program, which are the model's own."""
+    import torch
+
+    before = [(buffer, buffer.clone()) for buffer in traced.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
 
 
 def _step(module: torch.nn.Module, inputs: _arguments.Inputs) -> dict[str, torch.Tensor] | None:
@@ -77,7 +141,9 @@ def _step(module: torch.nn.Module, inputs: _arguments.Inputs) -> dict[str, torch
     args = [detached(value) for value in inputs.args]
     kwargs = {name: detached(value) for name, value in inputs.kwargs.items()}
     returned = [value for value in _pytree.tree_leaves(module(*args, **kwargs)) if isinstance(value, torch.Tensor)]
-    results = {f"output {number}": value.detach() for number, value in enumerate(returned) if value.is_floating_point()}
+    results = {
+        f"{_OUTPUT} {number}": value.detach() for number, value in enumerate(returned) if value.is_floating_point()
+    }
     with_gradient = [value for value in returned if value.requires_grad]
     if not with_gradient:
         return None

@@ -238,6 +238,17 @@ def test_a_target_that_is_no_file_and_a_name_that_is_there_twice_are_refused(tmp
     assert os.listdir(tmp_path) == ["pipe"]
 
 
+def test_only_an_older_data_set_is_replaced(tmp_path):
+    notes, older = tmp_path / "notes.txt", tmp_path / "set.data"
+    notes.write_text("hours of work")
+    with pytest.raises(ValueError, match="exists and is not a"):
+        baton.write_beton(notes, Pairs())
+    assert notes.read_text() == "hours of work"
+    older.touch()
+    for _ in range(2):
+        assert baton.write_beton(older, Pairs()) == 4
+
+
 def test_a_sample_has_a_whole_number(tmp_path):
     dataset = write(tmp_path, Pairs())
     for number in (1.5, "a", slice(0, 2)):

@@ -214,6 +214,17 @@ class SparseGradient(nn.Module):
         return self.table((7 * x.sigmoid()).flatten(1).long()).mean(1)
 
 
+class Squeezed(nn.Module):
+    """Loses the axis of the samples if there is one sample."""
+
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(3, 10)
+
+    def forward(self, x):
+        return self.fc(x.mean((2, 3), keepdim=True).squeeze()).squeeze()
+
+
 BATCH = {0: torch.export.Dim("batch", min=2, max=256)}
 ANY_SIDE = {2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO}
 
@@ -278,6 +289,7 @@ def main():
     # Changes a buffer by an argument `out`.
     linear = nn.utils.parametrizations.spectral_norm(nn.Linear(192, 10))
     write("spectral_norm", nn.Sequential(nn.Flatten(), linear).train())
+    write("squeezed", Squeezed().train())
 
 
 if __name__ == "__main__":

@@ -1,9 +1,12 @@
 //! What commands read of `report.json`, which a job that has ended leaves in its run folder.
 
-use std::{fs, path::Path};
+use std::{fs, io::ErrorKind, path::Path};
 
+use baton_job::exit::Failure;
 use baton_proto::v1::InvalidatedCheckpoints;
 use serde::Deserialize;
+
+use crate::failure::bad_input;
 
 /// The report of the job in a run folder.
 #[derive(Debug, Default, Deserialize)]
@@ -47,8 +50,20 @@ pub(crate) struct SavedSpending {
 }
 
 impl SavedReport {
-    /// `None` if there is none, or it cannot be read.
-    pub(crate) fn read(run_dir: &Path) -> Option<Self> {
-        serde_json::from_slice(&fs::read(run_dir.join("report.json")).ok()?).ok()
+    /// `None` if there is none. One that cannot be read is an error: only it knows which checkpoints training has taken back.
+    pub(crate) fn read(run_dir: &Path) -> Result<Option<Self>, Failure> {
+        let path = run_dir.join("report.json");
+        let content = match fs::read(&path) {
+            Ok(content) => content,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(bad_input(format!("{}: {error}", path.display()))),
+        };
+        serde_json::from_slice(&content).map(Some).map_err(|error| {
+            bad_input(format!(
+                "{}: is damaged ({error}), and only it says which checkpoints training has taken back: start the job again, \
+                 which writes it anew, or give the folder of the checkpoints with --dir and a checkpoint's name",
+                path.display()
+            ))
+        })
     }
 }

@@ -498,3 +498,43 @@ def test_an_export_that_cannot_be_written_raises_an_error_of_the_file(tmp_path, 
     with pytest.raises(OSError, match="No space left on device"):
         baton.export(nn.Linear(6, CLASSES), torch.randn(4, 6), folder / "net.pt2")
     assert not list(folder.iterdir())
+
+
+class OneSample(nn.Module):
+    """Treats a batch of one sample in another way than others."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.fc, self.norm = how, nn.Linear(4, CLASSES), nn.BatchNorm1d(CLASSES)
+
+    def forward(self, x):
+        scores = self.fc(x)
+        if self.how == "squeezes":
+            return self.norm(scores).squeeze()
+        if self.how == "branches":
+            return scores * 3 if x.shape[0] > 1 else scores
+        if self.how == "fails":
+            return scores.squeeze() @ torch.eye(CLASSES) + scores.squeeze().transpose(0, 1).sum(0)[:, None]
+        return self.norm(scores).flatten(1)
+
+
+@pytest.mark.usefixtures("accepting")
+@pytest.mark.parametrize(
+    ("how", "problem"),
+    [
+        ("squeezes", r"for a batch of one sample, output 0 has the shape \(5\) in place of \(1, 5\): squeeze\(\)"),
+        ("branches", "for a batch of one sample, the exported program computes another output 0 than the model"),
+        ("fails", "the model fails for a batch of one sample, which Baton may give it: "),
+        ("is right", None),
+    ],
+)
+def test_a_batch_of_one_sample_is_tried_too(tmp_path, how, problem):
+    model, path = OneSample(how), tmp_path / "net.pt2"
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    if problem is None:
+        export(model, path, torch.randn(2, 4))
+    else:
+        with pytest.raises(baton.ExportError, match=problem):
+            export(model, path, torch.randn(2, 4))
+    assert path.exists() == (problem is None)
+    assert all(value.equal(before[name]) for name, value in model.state_dict().items())

@@ -6,7 +6,7 @@ use super::{
     Array, BadImage, DEFAULT_PAGE_BYTES, Error, Field, FieldKind, Value,
     encoding::{ImageEncoder, StoredImage},
     mel::MelSettings,
-    recording::{RECORDING_EXTENSIONS, SignalRecording},
+    recording::{RECORDING_FILES, SignalRecording},
 };
 
 /// A field and the columns that it is made of.
@@ -36,9 +36,9 @@ pub(super) enum ColumnKind {
     OneHot { alphabet: Vec<char>, length: usize },
     /// The image in the file that the text names.
     Image,
-    /// The numbers in the `.npy` or `.wav` file that the text names, f32 of shape (channels, length).
+    /// The numbers in the `.npy`, `.wav` or `.flac` file that the text names, f32 of shape (channels, length).
     Array { channels: usize, length: usize },
-    /// The log-mel spectrogram of the `.wav` or `.npy` file that the text names, f32 of shape (bands, frames).
+    /// The log-mel spectrogram of the `.wav`, `.flac` or `.npy` file that the text names, f32 of shape (bands, frames).
     Mel(MelSettings),
 }
 
@@ -353,9 +353,8 @@ fn read_image(
 
 /// Channels, length and rate of a file.
 fn shape(path: &Path) -> Result<(usize, usize, Option<u32>), String> {
-    let kind = path.extension().map(|kind| kind.to_string_lossy().to_lowercase());
-    if !kind.is_some_and(|kind| RECORDING_EXTENSIONS.contains(&kind.as_str())) {
-        return Err("is no .npy or .wav file".to_owned());
+    if !SignalRecording::is_named_by(path) {
+        return Err(format!("is no {RECORDING_FILES} file"));
     }
     SignalRecording::shape_of(path).map_err(reason)
 }
@@ -393,10 +392,10 @@ fn read_spectrogram(path: &Path, mel: MelSettings) -> Result<OwnedValue, String>
     if let Some(rate) = rate.filter(|rate| *rate != mel.rate) {
         return Err(format!("has {rate} samples per second in place of {}: convert it", mel.rate));
     }
-    if let Some(seconds) = mel.seconds_if_too_long(len) {
+    let longest = mel.longest();
+    if len > longest {
         return Err(format!(
-            "has {seconds:.2} s, and the field {:.2} s: cut it, or give more frames",
-            mel.seconds()
+            "has {len} samples, and the field at most {longest}: cut it, or give more frames"
         ));
     }
     let signal = read_signal(path)?;

@@ -47,7 +47,7 @@ impl std::str::FromStr for MelSettings {
 
 impl MelSettings {
     /// The spectrogram of a signal of one channel, shape (bands, frames). A signal that is shorter is followed by silence; one
-    /// that is [longer](Self::seconds_if_too_long) loses its end.
+    /// that is [longer](Self::longest) loses its end.
     pub(super) fn spectrogram(&self, signal: &[f32]) -> Vec<f32> {
         let Self { transform, hop, bands, frames, .. } = *self;
         // Padded with zeros, so that it has all frames and can be reflected at both ends.
@@ -84,18 +84,8 @@ impl MelSettings {
         decibels
     }
 
-    /// The seconds of a signal of so many samples, if they make more frames.
-    pub(super) fn seconds_if_too_long(&self, samples: usize) -> Option<f64> {
-        (samples > self.longest()).then(|| samples as f64 / f64::from(self.rate))
-    }
-
-    /// Seconds of the longest signal.
-    pub(super) fn seconds(&self) -> f64 {
-        self.longest() as f64 / f64::from(self.rate)
-    }
-
     /// Samples of the longest signal that makes no more frames.
-    fn longest(&self) -> usize {
+    pub(super) fn longest(&self) -> usize {
         self.frames * self.hop - 1 + self.transform % 2
     }
 
@@ -181,9 +171,7 @@ mod tests {
         short[..3].fill(1.0);
         assert_eq!(settings.spectrogram(&[1.0; 3]), settings.spectrogram(&short));
         assert_eq!(long.len(), 15);
-        assert_eq!(settings.seconds_if_too_long(19), None);
-        assert_eq!(settings.seconds_if_too_long(20), Some(0.2));
-        assert_eq!(settings.seconds(), 0.19);
+        assert_eq!(settings.longest(), 19);
         assert_eq!(settings.spectrogram(&[]), [-100.0; 15]);
     }
 

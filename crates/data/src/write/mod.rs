@@ -23,7 +23,7 @@
 //! | `column` | [`TableField`]: columns of a table → values of a field |
 //! | `text` | [`TextWriter`]: token ids with labels |
 //! | `mel` | log-mel spectrograms |
-//! | `recording` | long signals in `.npy` and `.wav` files |
+//! | `recording` | long signals in `.npy`, `.wav` and `.flac` files |
 //! | `window` | [`write_windows`]: windows of recordings |
 //! | `progress` | record of the finished shards |
 

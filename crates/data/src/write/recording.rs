@@ -1,6 +1,7 @@
-//! Recordings: long signals of one or several channels, as `.npy` and `.wav` files.
+//! Recordings: long signals of one or several channels, as `.npy`, `.wav` and `.flac` files.
 
 use std::{
+    cmp::Ordering,
     fs::File,
     io::{BufReader, ErrorKind, Read},
     path::Path,
@@ -18,39 +19,72 @@ pub(super) struct SignalRecording {
     pub(super) values: Vec<f32>,
 }
 
-/// Ends of the names of files that can be read.
-pub(super) const RECORDING_EXTENSIONS: [&str; 2] = ["npy", "wav"];
+/// Formats of files, by the ends of their names.
+#[derive(Clone, Copy)]
+enum Format {
+    Npy,
+    Wav,
+    Flac,
+}
+
+impl Format {
+    /// `None` for files of other kinds.
+    fn of(path: &Path) -> Option<Self> {
+        match path.extension()?.to_str()?.to_ascii_lowercase().as_str() {
+            "npy" => Some(Self::Npy),
+            "wav" => Some(Self::Wav),
+            "flac" => Some(Self::Flac),
+            _ => None,
+        }
+    }
+}
+
+/// Ends of the names of files that can be read, as text.
+pub(super) const RECORDING_FILES: &str = ".npy, .wav or .flac";
 
 impl SignalRecording {
+    /// Whether the name of this file is that of a recording.
+    pub(super) fn is_named_by(path: &Path) -> bool {
+        Format::of(path).is_some()
+    }
+
     /// Reads a file.
     pub(super) fn read(path: &Path) -> Result<Self, Error> {
         let refused = |reason: String| Error::Source { path: path.to_owned(), reason };
-        let read = if is_wav(path) { read_wav(path)? } else { read_npy(path)? };
+        let read = match Format::of(path) {
+            Some(Format::Wav) => read_wav(path)?,
+            Some(Format::Flac) => read_flac(path)?,
+            Some(Format::Npy) | None => read_npy(path)?,
+        };
         read.map_err(refused)
     }
 
     /// Channels, positions in time and, if the file has it, positions per second, from the beginning of the file.
     pub(super) fn shape_of(path: &Path) -> Result<(usize, usize, Option<u32>), Error> {
         let refused = |reason: String| Error::Source { path: path.to_owned(), reason };
-        if is_wav(path) {
-            let reader = open_wav(path)?.map_err(refused)?;
-            let spec = reader.spec();
-            let len = reader.duration() as usize;
-            return Ok((spec.channels.into(), len, Some(spec.sample_rate)));
+        match Format::of(path) {
+            Some(Format::Wav) => {
+                let reader = open_wav(path)?.map_err(refused)?;
+                let spec = reader.spec();
+                let len = reader.duration() as usize;
+                Ok((spec.channels.into(), len, Some(spec.sample_rate)))
+            }
+            Some(Format::Flac) => {
+                let (_, info, len) = open_flac(path)?.map_err(refused)?;
+                Ok((info.channels as usize, len, Some(info.sample_rate)))
+            }
+            Some(Format::Npy) | None => {
+                let (_, header) = open_npy(path)?.map_err(refused)?;
+                let (channels, len) = header.shape;
+                Ok((channels, len, None))
+            }
         }
-        let (_, header) = open_npy(path)?.map_err(refused)?;
-        let (channels, len) = header.shape;
-        Ok((channels, len, None))
     }
 
     /// One channel.
     pub(super) fn channel(&self, channel: usize) -> &[f32] {
         &self.values[channel * self.len..(channel + 1) * self.len]
     }
-}
-
-fn is_wav(path: &Path) -> bool {
-    path.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("wav"))
 }
 
 /// Length of the shortest header.
@@ -114,6 +148,69 @@ fn read_wav(path: &Path) -> Result<Result<SignalRecording, String>, Error> {
     Ok(read
         .map(|()| SignalRecording { channels, len, values })
         .map_err(|error| wav_problem(&error)))
+}
+
+type FlacFile = claxon::FlacReader<File>;
+
+/// Opens a `.flac` file; returns what it says about its samples, and its positions in time.
+fn open_flac(
+    path: &Path,
+) -> Result<Result<(FlacFile, claxon::metadata::StreamInfo, usize), String>, Error> {
+    // It buffers its file.
+    let reader = match claxon::FlacReader::new(File::open(path).map_err(failed("open", path))?) {
+        Ok(reader) => reader,
+        Err(error) => return flac_problem(error, path).map(Err),
+    };
+    let info = reader.streaminfo();
+    let Some(len) = info.samples.and_then(|len| usize::try_from(len).ok()) else {
+        let reason = "does not say how long it is: write it again with flac or libsndfile";
+        return Ok(Err(reason.to_owned()));
+    };
+    Ok(Ok((reader, info, len)))
+}
+
+/// What is wrong with a file, or the error of the disk it is on.
+fn flac_problem(error: claxon::Error, path: &Path) -> Result<String, Error> {
+    match error {
+        claxon::Error::IoError(error) if error.kind() == ErrorKind::UnexpectedEof => {
+            Ok("is cut off".to_owned())
+        }
+        claxon::Error::IoError(error) => Err(failed("read", path)(error)),
+        error => Ok(format!("is no .flac file that can be read: {error}")),
+    }
+}
+
+/// Samples in -1 to 1.
+fn read_flac(path: &Path) -> Result<Result<SignalRecording, String>, Error> {
+    let (mut reader, info, len) = match open_flac(path)? {
+        Ok(opened) => opened,
+        Err(reason) => return Ok(Err(reason)),
+    };
+    let scale = 2_f32.powi(1 - info.bits_per_sample as i32);
+    let channels = info.channels as usize;
+    // They grow with what is found: the header may be wrong.
+    let mut values = vec![Vec::new(); channels];
+    let (mut blocks, mut buffer) = (reader.blocks(), Vec::new());
+    loop {
+        let block = match blocks.read_next_or_eof(buffer) {
+            Ok(Some(block)) => block,
+            Ok(None) => break,
+            Err(error) => return flac_problem(error, path).map(Err),
+        };
+        if block.channels() as usize != channels {
+            return Ok(Err("has another number of channels in a part of it".to_owned()));
+        }
+        for (channel, values) in (0..).zip(&mut values) {
+            values.extend(block.channel(channel).iter().map(|sample| *sample as f32 * scale));
+        }
+        buffer = block.into_buffer();
+    }
+    let found = values.first().map_or(0, Vec::len);
+    Ok(match found.cmp(&len) {
+        Ordering::Less => Err(shorter_than(channels * len)),
+        Ordering::Equal => Ok(SignalRecording { channels, len, values: values.concat() }),
+        Ordering::Greater => Err(format!("has more than the {len} positions that it says")),
+    })
 }
 
 /// Opens a `.npy` file that is as long as its header says; the reader is behind the header.

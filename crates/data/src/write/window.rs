@@ -16,7 +16,7 @@ use std::{
 use super::{
     Array, DEFAULT_PAGE_BYTES, Error, Field, FieldKind, FinishedFile, KeySplit, Value, Writer,
     draft::{Draft, failed, publish_all},
-    recording::{RECORDING_EXTENSIONS, SignalRecording},
+    recording::{RECORDING_FILES, SignalRecording},
     table::{NamedColumns, line_of_row, start_of},
 };
 use crate::{
@@ -33,7 +33,7 @@ pub struct WindowOptions {
     pub length: usize,
     /// Positions from the start of a window to that of the next.
     pub stride: usize,
-    /// Positions of the recordings per second; required if labels have a time. `None`: all `.wav` files have the same.
+    /// Positions of the recordings per second; required if labels have a time. `None`: all `.wav` and `.flac` files have the same.
     pub rate: Option<f64>,
     /// Where the labels are.
     pub labels: LabelTable,
@@ -224,8 +224,7 @@ impl WindowOptions {
         let mut paths = Vec::new();
         for entry in entries {
             let path = entry.map_err(failed("read", &self.from))?.path();
-            let extension = path.extension().map(|kind| kind.to_string_lossy().to_lowercase());
-            if extension.is_some_and(|kind| RECORDING_EXTENSIONS.contains(&kind.as_str())) {
+            if SignalRecording::is_named_by(&path) {
                 if path.to_string_lossy().contains(['\n', '\r']) {
                     return Err(refused(format!(
                         "has a file whose name has a line break, {:?}: rename it",
@@ -249,9 +248,9 @@ impl WindowOptions {
             )));
         }
         if paths.is_empty() {
-            return Err(refused(
-                "has no recordings: files whose names end with .npy or .wav".to_owned(),
-            ));
+            return Err(refused(format!(
+                "has no recordings: files whose names end with {RECORDING_FILES}"
+            )));
         }
         Ok(paths)
     }

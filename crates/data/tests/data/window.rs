@@ -173,6 +173,48 @@ fn channels_and_number_formats_are_kept_and_sounds_are_scaled() {
     assert_eq!(error, "in/slow.wav: has fewer than its 8 values: is it cut off?");
 }
 
+/// 1000 positions of two channels in 24 bits, written by libsndfile.
+#[test]
+fn compressed_sounds_are_read_whole_or_refused() {
+    let whole = include_bytes!("../fixtures/stereo.flac");
+    let study = Study::new("recording,label\nsound,1\n");
+    let put = |bytes: &[u8]| fs::write(study.path("in/sound.flac"), bytes).unwrap();
+    put(whole);
+    let options = WindowOptions { rate: Some(8_000.0), ..study.options(1000, 1000) };
+    write_windows(&options, |_, _| ()).unwrap();
+    let found = windows(&study.path("train.beton")).remove(0).3;
+    let value = |range: i32, middle: i32, step: i32| {
+        move |at: i32| ((at * step) % range - middle) as f32 * 4.0 / 8_388_608.0
+    };
+    let (left, right) = (value(2001, 1000, 37), value(701, 350, 11));
+    let expected: Vec<f32> = (0..1000).map(left).chain((0..1000).map(right)).collect();
+    assert!(found == expected);
+
+    fs::remove_file(study.path("train.beton")).unwrap();
+    put(&whole[..whole.len() - 100]);
+    assert_eq!(study.refusal(&options), "in/sound.flac: is cut off");
+    let mut damaged = whole.to_vec();
+    damaged[whole.len() - 200] ^= 1;
+    put(&damaged);
+    let start = "in/sound.flac: is no .flac file that can be read: ";
+    assert!(study.refusal(&options).starts_with(start), "{}", study.refusal(&options));
+    put(b"RIFF is another format");
+    assert!(study.refusal(&options).starts_with(start), "{}", study.refusal(&options));
+    // The number of positions: the last 36 bits before the digest of 16 bytes; 0 is unknown.
+    let mut unknown = whole.to_vec();
+    unknown[22..26].fill(0);
+    put(&unknown);
+    let error = study.refusal(&options);
+    assert!(error.starts_with("in/sound.flac: does not say how long it is: "), "{error}");
+    let mut longer = whole.to_vec();
+    longer[25] ^= 1;
+    put(&longer);
+    let error = study.refusal(&options);
+    assert_eq!(error, "in/sound.flac: has fewer than its 2002 values: is it cut off?");
+    fs::write(study.path("in/sound.npy"), "").unwrap();
+    assert!(study.refusal(&options).contains("has two recordings of the name \"sound\""));
+}
+
 #[test]
 fn a_shuffle_keeps_every_window_and_nobody_is_in_two_files() {
     let rows: String =

@@ -8,6 +8,9 @@
 //! reach each other, first those that most others do not reach. A network that is cut between nodes must not end a job all of
 //! whose ranks are alive.
 //!
+//! Once ranks train, such reports tell less: in a ring, a rank may wait for one that itself waits. So nodes that joined
+//! since the last step are left out first, as the others have trained together.
+//!
 //! A job or a node that must leave does not wait that long. During a drain, the ranks that hold the state soon save it
 //! without the others. A rank that should hold it and does not answer is replaced after half of the time that is left.
 
@@ -38,6 +41,10 @@ const UNCONNECTED_QUARANTINE: Duration = Duration::from_secs(60);
 const LEAST_CONNECT: Duration = Duration::from_secs(1);
 /// Number of ranks that a text names.
 const NAMED_RANKS: usize = 3;
+
+/// What to do about nodes that do not reach each other.
+const CHECK_NETWORK: &str =
+    "check the network between them, also with large packets (MTU), and the addresses of --host";
 
 /// How a generation that still connects ends early.
 enum BreakOff {
@@ -238,6 +245,9 @@ impl Engine {
                 unreached.entry(other).or_default().insert(one);
             }
         }
+        if began_at.is_some() && !unreached.is_empty() && self.leave_out_joined(now) {
+            return;
+        }
         while let Some(node) = self.most_unreached(&unreached) {
             let others = unreached.remove(&node).unwrap_or_default();
             for other in &others {
@@ -246,13 +256,41 @@ impl Engine {
             unreached.retain(|_, others| !others.is_empty());
             let Some(time) = self.nodes.quarantine_unreached(now, &node) else { return };
             let text = format!(
-                "node {node} is quarantined for {} s: its ranks and those of {} do not reach each other; check the \
-                 network between them, also with large packets (MTU), and the addresses of --host",
+                "node {node} is quarantined for {} s: its ranks and those of {} do not reach each other; \
+                 {CHECK_NETWORK}",
                 time.as_secs(),
                 first_names(others.iter().map(NodeId::to_string), NAMED_RANKS)
             );
             self.publish(JobEventKind::NodeQuarantined, text);
         }
+    }
+
+    /// Leaves out nodes that have joined since the last step, if others of this generation made it; returns whether any was.
+    fn leave_out_joined(&mut self, now: Time) -> bool {
+        let (Some(world), Some((_, stepped))) = (self.lifecycle.world(), &self.lifecycle.stepped)
+        else {
+            return false;
+        };
+        if !world.nodes().any(|node| stepped.contains(node)) {
+            return false;
+        }
+        let mut joined: Vec<NodeId> = world.nodes().cloned().collect();
+        joined.retain(|node| !stepped.contains(node) && self.nodes.can_take_part(node));
+        let mut any = false;
+        for node in joined {
+            if !self.can_spare(&node) {
+                continue;
+            }
+            let Some(time) = self.nodes.quarantine_unreached(now, &node) else { continue };
+            any = true;
+            let text = format!(
+                "node {node} is quarantined for {} s: since it joined, ranks wait for each other and make no step; \
+                 {CHECK_NETWORK}",
+                time.as_secs()
+            );
+            self.publish(JobEventKind::NodeQuarantined, text);
+        }
+        any
     }
 
     /// The node that can be spared and that most others do not reach: of two, the one without state, else with fewer ranks,

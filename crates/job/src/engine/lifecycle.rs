@@ -1,5 +1,7 @@
 //! The current generation and its phase.
 
+use std::collections::BTreeSet;
+
 use super::{
     membership::World,
     opening::{GenerationOpening, StoreOutage},
@@ -46,6 +48,8 @@ pub(super) struct Lifecycle {
     pub(super) began_with: Option<String>,
     /// The step at which the generation began, once a rank has reported it.
     pub(super) began_at: Option<Step>,
+    /// The newest generation that made a step, and its nodes; not known after a restart of the coordinator.
+    pub(super) stepped: Option<(Generation, BTreeSet<NodeId>)>,
     /// Whether the coordinator has restarted in this generation: ranks may then be late because of it.
     pub(super) is_reattached: bool,
     /// Number of generations in a row that ended without progress.
@@ -79,6 +83,7 @@ impl Lifecycle {
             reason: "waiting for agents".to_owned(),
             began_with: None,
             began_at: None,
+            stepped: None,
             is_reattached: false,
             failures: 0,
             hanging: Vec::new(),
@@ -89,6 +94,15 @@ impl Lifecycle {
             looks_at: Some(now),
             store_outage: None,
         }
+    }
+
+    /// Records that the current generation has made a step.
+    pub(super) fn note_step(&mut self) {
+        let generation = self.generation;
+        if self.stepped.as_ref().is_some_and(|(last, _)| *last == generation) {
+            return;
+        }
+        self.stepped = self.world().map(|world| (generation, world.nodes().cloned().collect()));
     }
 
     pub(super) fn set_phase(&mut self, now: Time, phase: Phase, reason: String) {

@@ -224,6 +224,7 @@ impl Engine {
         self.state_is_shared();
         self.advance(Some(report.step));
         self.results.reached = report.step;
+        self.lifecycle.note_step();
         self.finish_recovery(now);
         if is_recorded(self.spec.train.log_every, report.step) {
             self.actions.push(Action::AddPoint(MetricPoint::Step(report.clone())));

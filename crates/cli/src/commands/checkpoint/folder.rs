@@ -51,7 +51,7 @@ impl FolderFlags {
         }
         let run = self.target.run_dir.clone().or_else(newest_run);
         let run = run.unwrap_or_else(|| Path::new(connect::RUNS).join("*"));
-        let report = SavedReport::read(&run);
+        let report = SavedReport::read(&run)?;
         let location = location_of(&run, report.as_ref()).ok_or_else(|| {
             failed(format!(
                 "no coordinator answers, and there is no {}: give the folder of the checkpoints with --dir",
@@ -456,7 +456,7 @@ mod tests {
     #[test]
     fn a_run_whose_checkpoints_are_elsewhere_says_where() {
         let run = tempfile::tempdir().unwrap();
-        let location = || location_of(run.path(), SavedReport::read(run.path()).as_ref());
+        let location = || location_of(run.path(), SavedReport::read(run.path()).unwrap().as_ref());
         assert_eq!(location(), None);
         let reported = |dir: &str| {
             let recipe_toml = format!("name = \"a\"\n[checkpoint]\ndir = \"{dir}\"\n");
@@ -474,7 +474,8 @@ mod tests {
         reported("s3://bucket/run");
         assert_eq!(location().as_deref(), Some("s3://bucket/run"));
 
-        let invalidated = SavedReport::read(run.path()).unwrap().status.invalidated_checkpoints;
+        let report = SavedReport::read(run.path()).unwrap().unwrap();
+        let invalidated = report.status.invalidated_checkpoints;
         let expected = Rollback {
             generation: Generation(3),
             before: Step(70),
@@ -482,6 +483,11 @@ mod tests {
             skip: None,
         };
         assert_eq!(rollbacks(&invalidated), [expected]);
+
+        // Without it, a checkpoint that was taken back would be the newest.
+        fs::write(run.path().join("report.json"), "{\"status\": {").unwrap();
+        let problem = SavedReport::read(run.path()).unwrap_err().message;
+        assert!(problem.contains("report.json: is damaged (EOF"), "{problem}");
     }
 
     #[test]

@@ -38,7 +38,7 @@ Kinds of fields; the column has the name of the field unless `:COLUMN` names ano
   letters(ALPHABET,LENGTH) positions in the alphabet from 1 on, u8 of shape (LENGTH), 0 behind the text's end
   onehot(ALPHABET,LENGTH)  f32 of shape (letters of the alphabet, LENGTH)
   image                    the image in the file that the text names, from the table's folder on
-  array(CHANNELS,LENGTH)   the numbers in the .npy or .wav file that the text names, f32 of that shape
+  array(CHANNELS,LENGTH)   the numbers in the .npy, .wav or .flac file that the text names, f32 of that shape
   mel(RATE,TRANSFORM,HOP,BANDS,FRAMES)
                            the log-mel spectrogram of such a file, f32 of shape (BANDS, FRAMES), as torchaudio makes it
 

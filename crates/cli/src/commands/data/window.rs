@@ -26,7 +26,7 @@ Examples:
   baton data window --from sounds --length 16000 --stride 8000 --labels rooms.csv --label size --to train.beton
       .wav files with one label each; windows overlap by half
 
-Recordings are files in one folder: .npy of shape (time) or (channels, time), or .wav. A recording's name is that of its
+Recordings are files in one folder: .npy of shape (time) or (channels, time), .wav or .flac. A recording's name is that of its
 file, without the ending. The labels are a CSV file with columns for the recording's name, the label and, if it changes,
 its time in seconds since the recording's beginning.
 
@@ -56,7 +56,7 @@ pub(crate) struct Args {
     /// Column with the label's time, seconds since the recording's beginning [default: one label per recording]
     #[arg(long, value_name = "COLUMN", requires_all = ["rate", "within"])]
     time: Option<String>,
-    /// Positions of the recordings per second; those of .wav files are compared with it
+    /// Positions of the recordings per second; those of .wav and .flac files are compared with it
     #[arg(long, value_name = "HZ")]
     rate: Option<f64>,
     /// Leave out windows whose middle is farther from a label than this

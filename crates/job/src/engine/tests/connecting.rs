@@ -450,6 +450,34 @@ fn a_node_that_others_wait_for_in_vain_is_left_out_unless_a_step_was_made_with_i
     }
 }
 
+/// In a ring, the rank after the one that waits for the new node waits too, and its report may be the first.
+#[test]
+fn a_node_that_joined_since_the_last_step_is_left_out_before_those_that_others_wait_for() {
+    let mut engine = training(&[1, 1]);
+    engine.policy.min_ranks = 1;
+    report(&mut engine, at(2.5), 0, stepped(71));
+    attach(&mut engine, at(3.0), 2, 1, None);
+    warm(&mut engine, at(5.0), 2, 0);
+    assert_eq!(placed(&engine), ["node0", "node1", "node2"]);
+    let mut actions = Vec::new();
+    for (attempt, now) in [6.0, 30.0].into_iter().enumerate() {
+        for rank in 0..3 {
+            let step = (rank < 2 || attempt > 0).then_some(71);
+            report(&mut engine, at(now), rank, ready(rank, step));
+        }
+        all_started(&mut engine, at(now + 1.0));
+        actions.extend(unreached(&mut engine, at(now + 5.0), 1, &[0]));
+        actions.extend(unreached(&mut engine, at(now + 5.0), 0, &[2]));
+        actions.extend(engine.drive(at(now + 14.0), Event::Tick));
+        assert_eq!(quarantines(&actions).len(), attempt, "{actions:?}");
+    }
+    let text = &quarantines(&actions)[0];
+    assert!(text.starts_with("node node2 is quarantined for 60 s: since it joined, "), "{text}");
+    assert!(text.contains("large packets (MTU)"), "{text}");
+    tick(&mut engine, at(80.0));
+    assert_eq!(placed(&engine), ["node0", "node1"]);
+}
+
 #[test]
 fn a_node_that_is_still_not_reached_after_its_quarantine_gets_a_longer_one() {
     let mut engine = meeting_again(3);

@@ -131,7 +131,10 @@ impl ProgramNetwork {
             return Err(recipe(self.program.error(changes(what))));
         }
         match outputs {
-            Ok(Some(outputs)) => self.output(&outputs).map(Some).during("forward pass"),
+            Ok(Some(outputs)) => {
+                self.check_outputs(&outputs, inputs)?;
+                self.output(&outputs).map(Some).during("forward pass")
+            }
             Ok(None) => Ok(None),
             Err(RunError { location, error }) => {
                 let text = match error {
@@ -151,6 +154,24 @@ impl ProgramNetwork {
 }
 
 impl ProgramNetwork {
+    /// Checks that the outputs have the samples of the inputs: the file tells their shapes for several samples only.
+    fn check_outputs(&self, outputs: &[Tensor], inputs: &NetworkInputs) -> Result<(), Error> {
+        let samples = inputs.main.size().first().copied().unwrap_or_default();
+        for (output, declared) in outputs.iter().zip(&self.program.outputs) {
+            let size = |size: &Option<u64>| size.map_or(samples, |size| size as i64);
+            let (found, expected) =
+                (output.size(), declared.shape.iter().map(size).collect::<Vec<_>>());
+            if found != expected {
+                return Err(recipe(self.program.error(format!(
+                    "returns the shape {found:?} for a batch of {samples}, in place of {expected:?}: an operator depends on \
+                     the number of samples, such as squeeze() without an axis; name the axis, as in squeeze(-1), and \
+                     export it again"
+                ))));
+            }
+        }
+        Ok(())
+    }
+
     /// Scores or values, f32; or the loss and the metrics of each sample.
     fn output(&self, outputs: &[Tensor]) -> tch::Result<Tensor> {
         let Some(losses) = &self.losses else { return outputs[0].f_to_kind(Kind::Float) };

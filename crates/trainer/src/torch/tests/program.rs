@@ -178,6 +178,26 @@ fn a_program_without_a_gradient_is_refused_with_what_to_do() {
     assert!(matches!(error, Error::Recipe(_)), "{error:?}");
 }
 
+/// The file tells the shape of its output for several samples.
+#[test]
+fn a_program_that_drops_the_axis_of_a_single_sample_is_refused_with_what_to_do() {
+    let path = format!("model.program={}", fixture("squeezed.pt2"));
+    let mut learner = program(&[&path]);
+    let evaluate = |learner: &mut TorchLearner, images: &Batch| {
+        learner.evaluate(images, EvaluatedWeights::Raw, &mut || false)
+    };
+    assert!(evaluate(&mut learner, &images(0)).is_ok());
+    let pixels = vec![7; 8 * 8 * 3];
+    let one = Batch::of_images(&pixels, 8, vec![0], vec![0]);
+    let mut leaf = learner.new_leaf().unwrap();
+    let errors = [learner.gradient(&one, 1.0, &mut leaf).err(), evaluate(&mut learner, &one).err()];
+    for error in errors.map(Option::unwrap) {
+        let text = "squeezed.pt2 returns the shape [10] for a batch of 1, in place of [1, 10]: ";
+        assert!(error.to_string().contains(text), "{error}");
+        assert!(matches!(error, Error::Recipe(_)), "{error:?}");
+    }
+}
+
 #[test]
 fn arrays_arrive_in_the_shape_that_they_have_in_the_data() {
     let mut learner = program(&["data.mean=[0.0, 0.0, 0.0]", "data.std=[1.0, 1.0, 1.0]"]);
