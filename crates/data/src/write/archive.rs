@@ -17,6 +17,7 @@ use super::{
     draft::failed,
     source::{ArchivedFile, EXTENSIONS, Item, Source, is_image},
 };
+use crate::file::FileVersion;
 
 /// Longest label file, bytes.
 const MAX_LABEL_BYTES: u64 = 64;
@@ -64,9 +65,11 @@ pub(super) fn archives_in(folder: &Path) -> Result<Vec<PathBuf>, Error> {
 
 /// All images of archives, in the order of the archives and of their files.
 pub(super) fn source(path: &Path, archives: &[PathBuf]) -> Result<Source, Error> {
-    let mut items = Vec::new();
+    let (mut items, mut versions) = (Vec::new(), Vec::new());
     for archive in archives {
-        items.extend(read(archive)?);
+        let (version, of_archive) = read(archive)?;
+        items.extend(of_archive);
+        versions.push((archive.clone(), version));
     }
     if items.is_empty() {
         let images = EXTENSIONS.join(", ");
@@ -75,7 +78,7 @@ pub(super) fn source(path: &Path, archives: &[PathBuf]) -> Result<Source, Error>
             format!("has no image ({images}) with a .cls file of the same name"),
         ));
     }
-    Ok(Source { path: path.to_owned(), items, classes: None })
+    Ok(Source { path: path.to_owned(), items, classes: None, archives: versions })
 }
 
 /// What an archive has of a sample.
@@ -88,10 +91,12 @@ struct ArchivedSample {
     first: usize,
 }
 
-fn read(path: &Path) -> Result<Vec<Item>, Error> {
+/// The images of an archive, and the version of the file that they are in.
+fn read(path: &Path) -> Result<(FileVersion, Vec<Item>), Error> {
     refuse_compressed(path)?;
     let file = File::open(path).map_err(failed("open", path))?;
-    let bytes = file.metadata().map_err(failed("read", path))?.len();
+    let metadata = file.metadata().map_err(failed("read", path))?;
+    let (version, bytes) = (FileVersion::of(&metadata), metadata.len());
     let cut_off = || refused(path, "is cut off: copy it again".to_owned());
     let mut archive = Archive::new(BufReader::new(file));
     // The reader would quote the bytes that it cannot read.
@@ -190,7 +195,7 @@ fn read(path: &Path) -> Result<Vec<Item>, Error> {
             ),
         )),
     };
-    samples.into_iter().map(item).collect()
+    Ok((version, samples.into_iter().map(item).collect::<Result<_, _>>()?))
 }
 
 /// The name of a sample and the kind of its file: those before and after the first dot of the file's name.

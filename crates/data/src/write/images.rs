@@ -237,8 +237,10 @@ pub fn write_images(
             }
             None => {
                 let writer = together.next().map_or_else(|| create(path, positions), Ok)?;
-                let (tally, draft, written) =
-                    write_file(source, positions, writer, options, on_event)?;
+                let result = write_file(source, positions, writer, options, on_event);
+                // Rather than what its images are taken for.
+                source.check_unchanged()?;
+                let (tally, draft, written) = result?;
                 let done = DoneShard { bytes: written.bytes, tally };
                 match &mut progress {
                     Some(progress) => {

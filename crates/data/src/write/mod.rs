@@ -67,6 +67,9 @@ pub use self::{
     },
 };
 
+/// What is wrong with a source that was read twice, and was not the same.
+const CHANGED_WHILE_READ: &str = "has changed while it was read: is it still being written?";
+
 /// Checks the files that samples are divided among, and the shares of all but the first.
 fn check_targets(
     to: &Path,

@@ -11,7 +11,8 @@ use std::{
 
 use walkdir::WalkDir;
 
-use super::{Error, archive, draft::failed, split::KeySplit};
+use super::{CHANGED_WHILE_READ, Error, archive, draft::failed, split::KeySplit};
+use crate::file::FileVersion;
 
 /// Extensions of image files in class folders, in lower case: those of torchvision, and GIF.
 pub const EXTENSIONS: [&str; 10] =
@@ -29,6 +30,8 @@ pub struct Source {
     pub items: Vec<Item>,
     /// Names of the classes by label; `None` for a list and archives.
     pub classes: Option<Vec<String>>,
+    /// The archives, and which versions of them hold the labels and positions of the items.
+    pub(super) archives: Vec<(PathBuf, FileVersion)>,
 }
 
 /// One image to be written.
@@ -89,6 +92,24 @@ impl Source {
             return archive::source(path, &archives);
         }
         if is_folder { Self::folder(path) } else { Self::list(path) }
+    }
+
+    fn of_files(path: &Path, items: Vec<Item>, classes: Option<Vec<String>>) -> Self {
+        Self { path: path.to_owned(), items, classes, archives: Vec::new() }
+    }
+
+    /// Refuses archives that have changed since their labels were read: images of one version may have got labels of another.
+    pub(super) fn check_unchanged(&self) -> Result<(), Error> {
+        for (path, version) in &self.archives {
+            let found = fs::metadata(path).map(|metadata| FileVersion::of(&metadata));
+            if found.ok().as_ref() != Some(version) {
+                return Err(Error::Source {
+                    path: path.clone(),
+                    reason: CHANGED_WHILE_READ.to_owned(),
+                });
+            }
+        }
+        Ok(())
     }
 
     /// Divides the images of each class among a first file and others with these shares. The paths of the images decide, from the
@@ -156,7 +177,7 @@ impl Source {
                 || "the name of a class must be UTF-8 in one line: rename the folder".to_owned();
             classes.push(name.ok_or_else(|| refused(&folder, reason()))?);
         }
-        Ok(Self { path: path.to_owned(), items, classes: Some(classes) })
+        Ok(Self::of_files(path, items, Some(classes)))
     }
 
     /// Reads a list with one line per image: its path, then a TAB or a comma, then its label, an integer. Paths are
@@ -212,7 +233,7 @@ impl Source {
             let reason = "the list has no images: give `path<TAB>label` lines".to_owned();
             return Err(Error::Source { path: path.to_owned(), reason });
         }
-        Ok(Self { path: path.to_owned(), items, classes: None })
+        Ok(Self::of_files(path, items, None))
     }
 
     /// A digest of names, labels, sizes and modification times, to detect whether the source has changed. Files whose

@@ -15,7 +15,8 @@ use std::{
 use csv::{Reader, ReaderBuilder, StringRecord};
 
 use super::{
-    DEFAULT_PAGE_BYTES, Encoding, Error, FinishedFile, KeySplit, TableField, Value, Writer,
+    CHANGED_WHILE_READ, DEFAULT_PAGE_BYTES, Encoding, Error, FinishedFile, KeySplit, TableField,
+    Value, Writer,
     column::{BadValue, ColumnKind, OwnedValue, WriteContext},
     draft::{Draft, failed, publish_all},
     encoding::ImageEncoder,
@@ -110,8 +111,7 @@ pub fn write_table(
     // Threads are for files.
     let reads_files = options.reads_files();
     let threads = if reads_files { options.threads } else { NonZeroUsize::MIN };
-    let changed =
-        || options.refused("has changed while it was read: is it still being written?".to_owned());
+    let changed = || options.refused(CHANGED_WHILE_READ.to_owned());
     loop {
         let mut rows = Vec::new();
         while rows.len() < ROWS_AT_ONCE

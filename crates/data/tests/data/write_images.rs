@@ -1,10 +1,11 @@
 //! Writing image files to data sets.
 
 use std::{
-    fs,
+    fs::{self, File},
     num::NonZeroUsize,
     os::unix::ffi::OsStrExt,
     path::{Path, PathBuf},
+    time::{Duration, SystemTime},
 };
 
 use baton_data::{
@@ -280,6 +281,36 @@ fn archives_of_samples_have_the_images_of_a_folder() {
 }
 
 #[test]
+fn an_archive_that_changes_while_it_is_read_gives_no_data_set() {
+    let workspace = Workspace::new();
+    workspace.picture("0.png", 20, 20);
+    let image = fs::read(workspace.path("0.png")).unwrap();
+    let of = |label: &[u8]| archive(&[("0.png", &image), ("0.cls", label)]);
+    let then = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+    let put = |name: &str, bytes: &[u8]| {
+        let path = workspace.put(name, bytes);
+        File::options().append(true).open(&path).unwrap().set_modified(then).unwrap();
+        path
+    };
+    let replaced = || fs::rename(put("b.tar", &of(b"2")), workspace.path("a.tar")).unwrap();
+    let written = || drop(workspace.put("a.tar", &of(b"2")));
+    let cut = || drop(put("a.tar", &of(b"1")[..100]));
+    let removed = || fs::remove_file(workspace.path("a.tar")).unwrap();
+    let changes: [&dyn Fn(); 4] = [&replaced, &written, &cut, &removed];
+    for (number, change) in changes.into_iter().enumerate() {
+        let path = put("a.tar", &of(b"1"));
+        let source = Source::open(&path).unwrap();
+        change();
+        for on_bad_image in [OnBadImage::Fail, OnBadImage::Skip] {
+            let options = Options { on_bad_image, ..options(share(0.5)) };
+            let error = workspace.write(&source, &options).0.unwrap_err().to_string();
+            assert!(error.contains("a.tar: has changed while it was read"), "{number} {error}");
+        }
+        assert!(!workspace.path("set.beton").exists());
+    }
+}
+
+#[test]
 fn archives_with_a_gap_are_refused_with_the_name_of_the_sample() {
     let workspace = Workspace::new();
     let refused = |bytes: &[u8]| {
@@ -397,7 +428,8 @@ fn a_list_of_classes_that_another_source_has_left_is_pointed_out() {
     let workspace = Workspace::new();
     let source = workspace.folder(4);
     assert_eq!(workspace.written(&source, &options(share(0.0))).other_classes, None);
-    let source = Source { classes: None, ..source };
+    let mut source = source;
+    source.classes = None;
     let left = workspace.written(&source, &options(share(0.0))).other_classes;
     assert_eq!(left, Some(workspace.path("set.beton.classes.txt")));
 }
