@@ -476,7 +476,12 @@ class BetonDataset:
             size = dtype.itemsize * int(np.prod(field.shape, dtype=np.int64))
             return np.frombuffer(self._stored(field, pointer, size, number), dtype).reshape(field.shape)
         stored = self._stored(field, pointer, int(cell["size"]), number)
-        return json.loads(stored.partition(b"\0")[0]) if field.type_id == _JSON else stored
+        if field.type_id != _JSON:
+            return stored
+        try:
+            return json.loads(stored.partition(b"\0")[0])
+        except ValueError:
+            raise ValueError(f"{self.path}, sample {number}, {field.name}: the JSON is damaged") from None
 
     def _size(self, pointer: int) -> int:
         """Bytes of the value at a position; 0 if there is none."""

@@ -76,13 +76,11 @@ def _problem_of_one_sample(
         with _keeping_buffers(traced):
             found = _step(traced, inputs)
     except Exception as error:
-        try:
-            _step(copy.deepcopy(model), inputs)
-        except Exception as of_model:
-            # A BatchNorm needs several values in training, and Baton gives it several there.
-            if "more than 1 value per channel" not in str(of_model):
-                return f"the model fails for a batch of one sample, which Baton may give it: {_first_line(error)}"
-        return None
+        return (
+            "the exported program fails for a batch of one sample, which the last one of an evaluation may be: "
+            f"{(str(error).splitlines() or [type(error).__name__])[0]}; squeeze() without an axis and a branch on the number "
+            "of samples do that: write forward for any number"
+        )
     if found is None:
         return None
     for name, value in several.items():
@@ -108,10 +106,6 @@ def _problem_of_one_sample(
         "graph for any number of samples, and a branch on their number, such as `if x.shape[0] > 1`, keeps the side of several; "
         "compute the same for any number"
     )
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 @contextlib.contextmanager

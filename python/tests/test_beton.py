@@ -279,3 +279,7 @@ def test_files_that_are_damaged_are_refused(tmp_path):
         path.write_bytes(damaged)
         with pytest.raises(ValueError, match=message):
             baton.BetonDataset(path)
+    path = write(tmp_path, [({"word": "salt"}, 1)], ("about", "label")).path
+    path.write_bytes(path.read_bytes().replace(b'{"word"', b"[[word["))
+    with pytest.raises(ValueError, match="sample 0, about: the JSON is damaged"):
+        baton.BetonDataset(path)[0]

@@ -74,6 +74,8 @@ pub(crate) struct Address {
     source: String,
     /// Id of the run, if the address is from a run folder.
     run_id: Option<String>,
+    /// Whether the job had ended when the address was written.
+    is_over: bool,
 }
 
 impl Address {
@@ -82,7 +84,7 @@ impl Address {
             true => address.to_owned(),
             false => format!("http://{address}"),
         };
-        Self { url, source: source.into(), run_id: None }
+        Self { url, source: source.into(), run_id: None, is_over: false }
     }
 
     /// The address from a file that a coordinator wrote.
@@ -256,7 +258,7 @@ fn of_lease(location: &str, lease: Option<CoordinatorLease>) -> Result<Address, 
     } else {
         String::new()
     };
-    Ok(Address::new(&address, format!("{location}{note}")))
+    Ok(Address { is_over: over, ..Address::new(&address, format!("{location}{note}")) })
 }
 
 /// Whether a token would be sent over a network without encryption to an address that is not from this user.
@@ -536,7 +538,7 @@ impl Coordinator {
     }
 
     fn explain(&self, status: &tonic::Status) -> Failure {
-        let Address { url, source, .. } = &self.address;
+        let Address { url, source, is_over, .. } = &self.address;
         if let Some(problem) = status.source().and_then(tls_problem) {
             return bad_input(format!("{url} ({source}): {problem}"));
         }
@@ -561,6 +563,11 @@ impl Coordinator {
             Code::Unauthenticated | Code::PermissionDenied => {
                 bad_input(format!("{url} ({source}): {}", status.message()))
             }
+            // Nobody takes over.
+            Code::Unavailable if *is_over => failed(format!(
+                "no coordinator answers at {url} ({source}): `baton checkpoint ls --dir`, with this store, lists what was \
+                 saved"
+            )),
             Code::Unavailable if self.store.is_some() => failed(format!(
                 "no coordinator answers at {url} ({source}): a node of the job may be taking over, so try again in some \
                  seconds; if none answers then, start the job with `baton up RECIPE`"
@@ -642,6 +649,7 @@ mod tests {
             "{}",
             found.source
         );
+        assert!(found.is_over, "nobody takes over");
         std::fs::write(folder.path().join("leases/000002.json"), "").unwrap();
         assert!(refused().contains("the lease 2 is empty"), "{}", refused());
     }

@@ -15,7 +15,7 @@ use std::{
     process::Command,
 };
 
-use baton_checkpoint::Store;
+use baton_checkpoint::{CoordinatorLease, Store};
 use baton_proto::v1::GetStatusResponse;
 use fake::{FakeCoordinator, FakeState};
 use samples::Sample;
@@ -123,6 +123,26 @@ fn a_coordinator_that_refuses_is_not_replaced_by_a_folder_even_if_it_is_not_name
     let (code, output, error) =
         other.baton(&["checkpoint", "ls", "--dir", "runs/other_job/checkpoints"], "");
     assert!(code == 0 && output.contains(&other.name), "{error}");
+}
+
+#[test]
+fn a_store_whose_job_has_ended_promises_no_other_coordinator() {
+    let other = OtherJob::new(nobody());
+    let store = Store::open(other.checkpoint().parent().unwrap().to_str().unwrap()).unwrap();
+    let lease = CoordinatorLease {
+        number: 1,
+        host: "alpha".to_owned(),
+        run_dir: "/runs/a".to_owned(),
+        address: Some(format!("http://{}", nobody())),
+        ..CoordinatorLease::default()
+    };
+    store.take_lease(&lease).unwrap();
+    let status = || other.baton(&["status", "--store", "runs/other_job/checkpoints"], "").2;
+    assert!(status().contains("a node of the job may be taking over"), "{}", status());
+    store.renew_lease(&CoordinatorLease { over: true, ..lease }).unwrap();
+    let error = status();
+    assert!(error.contains("whose job has ended; its history is in /runs/a"), "{error}");
+    assert!(error.contains("`baton checkpoint ls --dir`") && !error.contains("take"), "{error}");
 }
 
 #[test]

@@ -43,27 +43,6 @@ pub(crate) fn is_at(file: &File, path: &Path) -> bool {
     }
 }
 
-/// Tells whether a file was replaced or written since.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct FileVersion {
-    device: u64,
-    inode: u64,
-    bytes: u64,
-    /// Seconds and nanoseconds.
-    modified: (i64, i64),
-}
-
-impl FileVersion {
-    pub(crate) fn of(metadata: &fs::Metadata) -> Self {
-        Self {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-            bytes: metadata.len(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-        }
-    }
-}
-
 /// Takes the exclusive lock; `false` if another process has an exclusive or shared lock.
 pub(crate) fn try_lock(file: &File) -> io::Result<bool> {
     match file.try_lock() {

@@ -17,6 +17,7 @@ use crate::saved_report::{SavedOutcome, SavedReport};
 
 /// How the recipe with which a trial last ended or was saved differs from `spec`; `None` if it does not, or has not ended.
 pub(super) fn changed_since(run_dir: &Path, spec: &JobSpec) -> Option<String> {
+    // A damaged one is ignored: the trial's next start writes it anew.
     let report = SavedReport::read(run_dir).ok()??;
     let then = JobSpec::from_toml(&report.recipe_toml, &[]).ok()?;
     let changes = then.differences(spec).into_iter();
@@ -90,7 +91,6 @@ impl TrialRecord {
         let mut record = Self::default();
         let points = history::points_in(&metrics_of(run_dir)).unwrap_or_default();
         points.into_iter().for_each(|point| record.add(point));
-        // The next start of a trial writes a damaged one anew.
         if let Ok(Some(report)) = SavedReport::read(run_dir) {
             record.hours = report.status.spending.hours;
             record.dollars = report.status.spending.dollars;

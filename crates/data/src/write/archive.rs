@@ -15,9 +15,8 @@ use tar::{Archive, EntryType};
 use super::{
     Error,
     draft::failed,
-    source::{ArchivedFile, EXTENSIONS, Item, Source, is_image},
+    source::{ArchivedFile, EXTENSIONS, FileVersion, Item, Source, is_image},
 };
-use crate::file::FileVersion;
 
 /// Longest label file, bytes.
 const MAX_LABEL_BYTES: u64 = 64;

@@ -173,10 +173,12 @@ fn open_flac(
 fn flac_problem(error: claxon::Error, path: &Path) -> Result<String, Error> {
     match error {
         claxon::Error::IoError(error) if error.kind() == ErrorKind::UnexpectedEof => {
-            Ok("is cut off".to_owned())
+            Ok("is cut off: copy it again".to_owned())
         }
         claxon::Error::IoError(error) => Err(failed("read", path)(error)),
-        error => Ok(format!("is no .flac file that can be read: {error}")),
+        error => Ok(format!(
+            "is no .flac file that can be read ({error}): write it again, with 16 or 24 bits"
+        )),
     }
 }
 
@@ -187,6 +189,8 @@ fn read_flac(path: &Path) -> Result<Result<SignalRecording, String>, Error> {
         Err(reason) => return Ok(Err(reason)),
     };
     let scale = 2_f32.powi(1 - info.bits_per_sample as i32);
+    // Each block has its own number of bits, which its reader does not compare.
+    let most = 1_u64 << (info.bits_per_sample.clamp(1, 32) - 1);
     let channels = info.channels as usize;
     // They grow with what is found: the header may be wrong.
     let mut values = vec![Vec::new(); channels];
@@ -195,20 +199,33 @@ fn read_flac(path: &Path) -> Result<Result<SignalRecording, String>, Error> {
         let block = match blocks.read_next_or_eof(buffer) {
             Ok(Some(block)) => block,
             Ok(None) => break,
+            // Tags of other programs, which libsndfile skips too.
+            Err(claxon::Error::FormatError(_)) if values.iter().all(|found| found.len() == len) => {
+                break;
+            }
             Err(error) => return flac_problem(error, path).map(Err),
         };
         if block.channels() as usize != channels {
             return Ok(Err("has another number of channels in a part of it".to_owned()));
         }
         for (channel, values) in (0..).zip(&mut values) {
-            values.extend(block.channel(channel).iter().map(|sample| *sample as f32 * scale));
+            let samples = block.channel(channel);
+            if samples.iter().any(|sample| u64::from(sample.unsigned_abs()) > most) {
+                let bits = info.bits_per_sample;
+                return Ok(Err(format!("has values of more than the {bits} bits that it says")));
+            }
+            values.extend(samples.iter().map(|sample| *sample as f32 * scale));
         }
         buffer = block.into_buffer();
     }
     let found = values.first().map_or(0, Vec::len);
     Ok(match found.cmp(&len) {
         Ordering::Less => Err(shorter_than(channels * len)),
-        Ordering::Equal => Ok(SignalRecording { channels, len, values: values.concat() }),
+        Ordering::Equal => {
+            // One channel is not copied.
+            let all = if channels == 1 { values.swap_remove(0) } else { values.concat() };
+            Ok(SignalRecording { channels, len, values: all })
+        }
         Ordering::Greater => Err(format!("has more than the {len} positions that it says")),
     })
 }

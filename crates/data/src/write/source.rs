@@ -7,12 +7,12 @@ use std::{
     io::{self, BufRead, BufReader, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
     sync::Arc,
+    time::UNIX_EPOCH,
 };
 
 use walkdir::WalkDir;
 
 use super::{CHANGED_WHILE_READ, Error, archive, draft::failed, split::KeySplit};
-use crate::file::FileVersion;
 
 /// Extensions of image files in class folders, in lower case: those of torchvision, and GIF.
 pub const EXTENSIONS: [&str; 10] =
@@ -43,6 +43,23 @@ pub struct Item {
     pub archived: Option<ArchivedFile>,
     /// Class of the image.
     pub label: i64,
+}
+
+/// Tells whether a file has changed. Its inode is no part of it: a mount of a bucket gives it anew.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FileVersion {
+    bytes: u64,
+    /// Since 1970.
+    modified_nanos: u128,
+}
+
+impl FileVersion {
+    pub(super) fn of(metadata: &fs::Metadata) -> Self {
+        let modified = metadata.modified().ok();
+        let since_epoch = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        let modified_nanos = since_epoch.map_or(0, |time| time.as_nanos());
+        Self { bytes: metadata.len(), modified_nanos }
+    }
 }
 
 /// A file in an archive.
@@ -101,8 +118,8 @@ impl Source {
     /// Refuses archives that have changed since their labels were read: images of one version may have got labels of another.
     pub(super) fn check_unchanged(&self) -> Result<(), Error> {
         for (path, version) in &self.archives {
-            let found = fs::metadata(path).map(|metadata| FileVersion::of(&metadata));
-            if found.ok().as_ref() != Some(version) {
+            let found = fs::metadata(path).map_err(failed("read", path))?;
+            if FileVersion::of(&found) != *version {
                 return Err(Error::Source {
                     path: path.clone(),
                     reason: CHANGED_WHILE_READ.to_owned(),
@@ -249,13 +266,11 @@ impl Source {
                 hasher.update(&file.start.to_le_bytes());
             }
             let archive = item.archived.as_ref().map(|file| &*file.archive);
-            let metadata = fs::metadata(archive.unwrap_or(&item.path));
-            let size = metadata.as_ref().map_or(u64::MAX, fs::Metadata::len);
-            let modified = metadata.and_then(|metadata| metadata.modified()).ok();
-            let since_epoch =
-                modified.and_then(|time| time.duration_since(std::time::UNIX_EPOCH).ok());
-            hasher.update(&size.to_le_bytes());
-            hasher.update(&since_epoch.map_or(0, |time| time.as_nanos()).to_le_bytes());
+            let version = fs::metadata(archive.unwrap_or(&item.path));
+            let version = version.map(|metadata| FileVersion::of(&metadata)).ok();
+            let version = version.unwrap_or(FileVersion { bytes: u64::MAX, modified_nanos: 0 });
+            hasher.update(&version.bytes.to_le_bytes());
+            hasher.update(&version.modified_nanos.to_le_bytes());
         }
         hasher.finalize().to_hex().to_string()
     }

@@ -190,13 +190,18 @@ fn compressed_sounds_are_read_whole_or_refused() {
     let expected: Vec<f32> = (0..1000).map(left).chain((0..1000).map(right)).collect();
     assert!(found == expected);
 
+    let before = fs::read(study.path("train.beton")).unwrap();
+    put(&[&whole[..], b"TAG", &[0; 125]].concat());
+    write_windows(&options, |_, _| ()).unwrap();
+    assert!(fs::read(study.path("train.beton")).unwrap() == before);
+
     fs::remove_file(study.path("train.beton")).unwrap();
     put(&whole[..whole.len() - 100]);
-    assert_eq!(study.refusal(&options), "in/sound.flac: is cut off");
+    assert_eq!(study.refusal(&options), "in/sound.flac: is cut off: copy it again");
     let mut damaged = whole.to_vec();
     damaged[whole.len() - 200] ^= 1;
     put(&damaged);
-    let start = "in/sound.flac: is no .flac file that can be read: ";
+    let start = "in/sound.flac: is no .flac file that can be read (";
     assert!(study.refusal(&options).starts_with(start), "{}", study.refusal(&options));
     put(b"RIFF is another format");
     assert!(study.refusal(&options).starts_with(start), "{}", study.refusal(&options));
@@ -206,6 +211,12 @@ fn compressed_sounds_are_read_whole_or_refused() {
     put(&unknown);
     let error = study.refusal(&options);
     assert!(error.starts_with("in/sound.flac: does not say how long it is: "), "{error}");
+    // The bits of a sample, less one, begin with the last bit of byte 20.
+    let mut narrower = whole.to_vec();
+    narrower[20] &= !1;
+    put(&narrower);
+    let error = study.refusal(&options);
+    assert_eq!(error, "in/sound.flac: has values of more than the 8 bits that it says");
     let mut longer = whole.to_vec();
     longer[25] ^= 1;
     put(&longer);

@@ -292,19 +292,26 @@ fn an_archive_that_changes_while_it_is_read_gives_no_data_set() {
         File::options().append(true).open(&path).unwrap().set_modified(then).unwrap();
         path
     };
-    let replaced = || fs::rename(put("b.tar", &of(b"2")), workspace.path("a.tar")).unwrap();
+    let other = || workspace.put("b.tar", &of(b"2"));
+    let replaced = || fs::rename(other(), workspace.path("a.tar")).unwrap();
     let written = || drop(workspace.put("a.tar", &of(b"2")));
     let cut = || drop(put("a.tar", &of(b"1")[..100]));
     let removed = || fs::remove_file(workspace.path("a.tar")).unwrap();
-    let changes: [&dyn Fn(); 4] = [&replaced, &written, &cut, &removed];
-    for (number, change) in changes.into_iter().enumerate() {
+    let has_changed = "a.tar: has changed while it was read";
+    let changes: [(&dyn Fn(), &str); 4] = [
+        (&replaced, has_changed),
+        (&written, has_changed),
+        (&cut, has_changed),
+        (&removed, "No such file"),
+    ];
+    for (change, expected) in changes {
         let path = put("a.tar", &of(b"1"));
         let source = Source::open(&path).unwrap();
         change();
         for on_bad_image in [OnBadImage::Fail, OnBadImage::Skip] {
             let options = Options { on_bad_image, ..options(share(0.5)) };
             let error = workspace.write(&source, &options).0.unwrap_err().to_string();
-            assert!(error.contains("a.tar: has changed while it was read"), "{number} {error}");
+            assert!(error.contains(expected), "{error}");
         }
         assert!(!workspace.path("set.beton").exists());
     }

@@ -8,8 +8,8 @@
 //! reach each other, first those that most others do not reach. A network that is cut between nodes must not end a job all of
 //! whose ranks are alive.
 //!
-//! Once ranks train, such reports tell less: in a ring, a rank may wait for one that itself waits. So nodes that joined
-//! since the last step are left out first, as the others have trained together.
+//! Once ranks train, such reports tell less: in a ring, a rank may wait for one that itself waits. So they count only with
+//! nodes that have joined since the last step, if there are any: the others have trained together.
 //!
 //! A job or a node that must leave does not wait that long. During a drain, the ranks that hold the state soon save it
 //! without the others. A rank that should hold it and does not answer is replaced after half of the time that is left.
@@ -41,10 +41,6 @@ const UNCONNECTED_QUARANTINE: Duration = Duration::from_secs(60);
 const LEAST_CONNECT: Duration = Duration::from_secs(1);
 /// Number of ranks that a text names.
 const NAMED_RANKS: usize = 3;
-
-/// What to do about nodes that do not reach each other.
-const CHECK_NETWORK: &str =
-    "check the network between them, also with large packets (MTU), and the addresses of --host";
 
 /// How a generation that still connects ends early.
 enum BreakOff {
@@ -236,19 +232,16 @@ impl Engine {
         if has_stepped || may_be_slow || world.has_gone() {
             return;
         }
-        let mut unreached: BTreeMap<NodeId, BTreeSet<NodeId>> = BTreeMap::new();
+        let mut unreached = UnreachedNodes::new();
         for pair in world.unreached_nodes() {
             // Others were left out already.
             if pair.iter().all(|node| self.nodes.can_take_part(node)) {
-                let [one, other] = pair.map(NodeId::clone);
-                unreached.entry(one.clone()).or_default().insert(other.clone());
-                unreached.entry(other).or_default().insert(one);
+                add_pair(&mut unreached, pair);
             }
         }
-        if began_at.is_some() && !unreached.is_empty() && self.leave_out_joined(now) {
-            return;
-        }
-        while let Some(node) = self.most_unreached(&unreached) {
+        let joined = self.joined_since_step();
+        let mut unreached = blame_joined(&joined, unreached);
+        while let Some(node) = self.most_unreached(&unreached, &joined) {
             let others = unreached.remove(&node).unwrap_or_default();
             for other in &others {
                 unreached.entry(other.clone()).or_default().remove(&node);
@@ -256,8 +249,8 @@ impl Engine {
             unreached.retain(|_, others| !others.is_empty());
             let Some(time) = self.nodes.quarantine_unreached(now, &node) else { return };
             let text = format!(
-                "node {node} is quarantined for {} s: its ranks and those of {} do not reach each other; \
-                 {CHECK_NETWORK}",
+                "node {node} is quarantined for {} s: its ranks and those of {} do not reach each other; check the \
+                 network between them, also with large packets (MTU), and the addresses of --host",
                 time.as_secs(),
                 first_names(others.iter().map(NodeId::to_string), NAMED_RANKS)
             );
@@ -265,42 +258,33 @@ impl Engine {
         }
     }
 
-    /// Leaves out nodes that have joined since the last step, if others of this generation made it; returns whether any was.
-    fn leave_out_joined(&mut self, now: Time) -> bool {
+    /// The nodes that have joined since the last step, while ranks train with others that made it. After a restart of the
+    /// coordinator it is not known.
+    fn joined_since_step(&self) -> BTreeSet<NodeId> {
         let (Some(world), Some((_, stepped))) = (self.lifecycle.world(), &self.lifecycle.stepped)
         else {
-            return false;
+            return BTreeSet::new();
         };
-        if !world.nodes().any(|node| stepped.contains(node)) {
-            return false;
+        let trains_with_others = world.nodes().any(|node| stepped.contains(node));
+        if self.lifecycle.began_at.is_none() || !trains_with_others {
+            return BTreeSet::new();
         }
-        let mut joined: Vec<NodeId> = world.nodes().cloned().collect();
-        joined.retain(|node| !stepped.contains(node) && self.nodes.can_take_part(node));
-        let mut any = false;
-        for node in joined {
-            if !self.can_spare(&node) {
-                continue;
-            }
-            let Some(time) = self.nodes.quarantine_unreached(now, &node) else { continue };
-            any = true;
-            let text = format!(
-                "node {node} is quarantined for {} s: since it joined, ranks wait for each other and make no step; \
-                 {CHECK_NETWORK}",
-                time.as_secs()
-            );
-            self.publish(JobEventKind::NodeQuarantined, text);
-        }
-        any
+        let joined = world.nodes().filter(|node| !stepped.contains(*node));
+        joined.filter(|node| self.nodes.can_take_part(node)).cloned().collect()
     }
 
-    /// The node that can be spared and that most others do not reach: of two, the one without state, else with fewer ranks,
-    /// else the later one.
-    fn most_unreached(&self, unreached: &BTreeMap<NodeId, BTreeSet<NodeId>>) -> Option<NodeId> {
+    /// The node that can be spared and that most others do not reach: of two, the one that has joined, else without state,
+    /// else with fewer ranks, else the later one.
+    fn most_unreached(
+        &self,
+        unreached: &UnreachedNodes,
+        joined: &BTreeSet<NodeId>,
+    ) -> Option<NodeId> {
         let world = self.lifecycle.world()?;
         let mut nodes: Vec<(&NodeId, &BTreeSet<NodeId>)> = unreached.iter().collect();
         nodes.sort_by_cached_key(|(node, others)| {
             let keeps = (!self.nodes.brings_no_state(node), world.ranks_of(node).len());
-            (Reverse(others.len()), keeps, Reverse(*node))
+            (Reverse(others.len()), !joined.contains(*node), keeps, Reverse(*node))
         });
         nodes.into_iter().map(|(node, _)| node).find(|node| self.can_spare(node)).cloned()
     }
@@ -342,6 +326,32 @@ impl Engine {
         (!late.is_empty())
             .then(|| format!("waiting for {} to start; {ready} ready", ranks_on_nodes(&late)))
     }
+}
+
+/// For each node those that it does not reach, in both directions.
+type UnreachedNodes = BTreeMap<NodeId, BTreeSet<NodeId>>;
+
+fn add_pair(unreached: &mut UnreachedNodes, [one, other]: [&NodeId; 2]) {
+    unreached.entry(one.clone()).or_default().insert(other.clone());
+    unreached.entry(other.clone()).or_default().insert(one.clone());
+}
+
+/// Of the pairs those with a node that has joined. If the reports name none, all that waited may have waited for each of
+/// these; if none has joined, all pairs.
+fn blame_joined(joined: &BTreeSet<NodeId>, unreached: UnreachedNodes) -> UnreachedNodes {
+    if joined.is_empty() {
+        return unreached;
+    }
+    let is_any_named = joined.iter().any(|node| unreached.contains_key(node));
+    let mut blamed = UnreachedNodes::new();
+    for (node, others) in &unreached {
+        for other in if is_any_named { others } else { joined } {
+            if joined.contains(node) || joined.contains(other) {
+                add_pair(&mut blamed, [node, other]);
+            }
+        }
+    }
+    blamed
 }
 
 /// The middle of the time that is left; `None` if none is.

@@ -484,6 +484,11 @@ mod tests {
         };
         assert_eq!(rollbacks(&invalidated), [expected]);
 
+        // As of version 0.1.
+        let old = r#"{"status": {"outcome": {"kind": "failed", "reason": "lost"}, "spending": {"hours": 0.5},
+            "divergences": [{"generation": 2, "rollback": null}]}, "events": [], "recipe_toml": ""}"#;
+        fs::write(run.path().join("report.json"), old).unwrap();
+        assert_eq!(SavedReport::read(run.path()).unwrap().unwrap().status.spending.hours, 0.5);
         // Without it, a checkpoint that was taken back would be the newest.
         fs::write(run.path().join("report.json"), "{\"status\": {").unwrap();
         let problem = SavedReport::read(run.path()).unwrap_err().message;

@@ -109,7 +109,7 @@ fn value_lines(field: &FieldStatistics) -> String {
                 text.push_str("\n  and more: --json has all");
             }
             match class_weights {
-                None => text.push_str("\n  a class above has no samples, so there are no weights"),
+                None => text.push_str("\n  a class has no samples, so there are no weights"),
                 Some(weights) if weights.len() <= MAX_SHOWN_CLASSES => {
                     let _ = write!(
                         text,

@@ -162,10 +162,15 @@ impl ProgramNetwork {
             let (found, expected) =
                 (output.size(), declared.shape.iter().map(size).collect::<Vec<_>>());
             if found != expected {
+                let remedy = match samples {
+                    1 => {
+                        "squeeze() without an axis drops that of a single sample; name the axis, as in squeeze(-1)"
+                    }
+                    _ => "write forward for any number of samples",
+                };
                 return Err(recipe(self.program.error(format!(
-                    "returns the shape {found:?} for a batch of {samples}, in place of {expected:?}: an operator depends on \
-                     the number of samples, such as squeeze() without an axis; name the axis, as in squeeze(-1), and \
-                     export it again"
+                    "returns the shape {found:?} for a batch of {samples}, in place of {expected:?}: {remedy}, and export \
+                     it again"
                 ))));
             }
         }
