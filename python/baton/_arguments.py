@@ -5,7 +5,7 @@ import itertools
 import math
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,17 +32,11 @@ class Inputs(NamedTuple):
 
     def like(self, value: Any) -> dict[str, Any]:
         """The structure of the inputs, with `value` in place of each tensor."""
-        return {name: _replaced(nested, value) for name, nested in self.bound.items()}
+        return {name: _mapped(nested, lambda _: value) for name, nested in self.bound.items()}
 
     def first_sample(self) -> "Inputs":
         """The inputs of a batch of one sample."""
-
-        def first(nested: Any) -> Any:
-            if isinstance(nested, dict):
-                return {key: first(inner) for key, inner in nested.items()}
-            return tuple(map(first, nested)) if isinstance(nested, tuple) else nested[:1]
-
-        return Inputs(first(self.args), first(self.kwargs), first(self.bound))
+        return Inputs(*(_mapped(nested, lambda tensor: tensor[:1]) for nested in self))
 
     def call(self, model: Any) -> Any:
         """What the model returns for copies of the tensors, which it may change in place."""
@@ -81,12 +75,12 @@ def _leaves(nested: Any, prefix: str = "") -> list[tuple[str, Any]]:
     return [leaf for key, value in pairs for leaf in _leaves(value, f"{prefix}.{key}" if prefix else str(key))]
 
 
-def _replaced(nested: Any, value: Any) -> Any:
+def _mapped(nested: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(nested, dict):
-        return {key: _replaced(inner, value) for key, inner in nested.items()}
+        return {key: _mapped(inner, change) for key, inner in nested.items()}
     if isinstance(nested, tuple):
-        return tuple(_replaced(inner, value) for inner in nested)
-    return value
+        return tuple(_mapped(inner, change) for inner in nested)
+    return change(nested)
 
 
 def inputs(model: Any, given: Any, tensor_type: type, name: str = "example") -> Inputs:

@@ -49,18 +49,13 @@ def problem(model: torch.nn.Module, program: ExportedProgram, inputs: _arguments
                 f"forward draws random numbers from {drawn[0]}, and a program would keep one for ever: draw them with torch, "
                 "for example torch.rand"
             )
-        if expected is None:
-            return None
-        if (name := _differing(expected, found)) is None:
-            return _problem_of_one_sample(model, traced, inputs, found)
-        again = _step(copy.deepcopy(model), inputs)
-        if again is None or _differing(expected, again):
-            return None
-    return (
-        f"the exported program computes another {name} than the model: a torch.autograd.Function with a backward of its own, "
-        "a hook on a tensor or module, or a value that forward keeps is not part of a program; write it with operators "
-        "of PyTorch, for example x + (y - x).detach() for a straight-through estimator"
-    )
+        if name := _difference(model, expected, found, inputs):
+            return (
+                f"the exported program computes another {name} than the model: a torch.autograd.Function with a backward of its "
+                "own, a hook on a tensor or module, or a value that forward keeps is not part of a program; write it with "
+                "operators of PyTorch, for example x + (y - x).detach() for a straight-through estimator"
+            )
+        return _problem_of_one_sample(model, traced, inputs, found)
 
 
 def _problem_of_one_sample(
@@ -93,19 +88,29 @@ def _problem_of_one_sample(
                 "squeeze() without an axis removes that of the samples too; name the axis, as in squeeze(-1), or use flatten(1)"
             )
     try:
-        expected_values = _step(copy.deepcopy(model), inputs)
+        of_model = _step(copy.deepcopy(model), inputs)
     except Exception:  # A BatchNorm needs several values in training.
         return None
-    if expected_values is None or (different := _differing(expected_values, found)) is None:
+    if different := _difference(model, of_model, found, inputs):
+        return (
+            f"for a batch of one sample, the exported program computes another {different} than the model: a program has one graph "
+            "for any number of samples, and a branch on their number, such as `if x.shape[0] > 1`, keeps the side of several; "
+            "compute the same for any number"
+        )
+    return None
+
+
+def _difference(
+    model: torch.nn.Module,
+    expected: dict[str, torch.Tensor] | None,
+    found: dict[str, torch.Tensor],
+    inputs: _arguments.Inputs,
+) -> str | None:
+    """The first result that differs from what the model computed; `None` also if two steps of the model differ."""
+    if expected is None or (name := _differing(expected, found)) is None:
         return None
     again = _step(copy.deepcopy(model), inputs)
-    if again is None or _differing(expected_values, again):
-        return None
-    return (
-        f"for a batch of one sample, the exported program computes another {different} than the model: a program has one "
-        "graph for any number of samples, and a branch on their number, such as `if x.shape[0] > 1`, keeps the side of several; "
-        "compute the same for any number"
-    )
+    return None if again is None or _differing(expected, again) else name
 
 
 @contextlib.contextmanager

@@ -53,17 +53,19 @@ impl SavedReport {
     /// `None` if there is none. One that cannot be read is an error: only it knows which checkpoints training has taken back.
     pub(crate) fn read(run_dir: &Path) -> Result<Option<Self>, Failure> {
         let path = run_dir.join("report.json");
-        let content = match fs::read(&path) {
-            Ok(content) => content,
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(bad_input(format!("{}: {error}", path.display()))),
-        };
-        serde_json::from_slice(&content).map(Some).map_err(|error| {
+        let refused = |problem: String| {
             bad_input(format!(
-                "{}: is damaged ({error}), and only it says which checkpoints training has taken back: start the job again, \
-                 which writes it anew, or give the folder of the checkpoints with --dir and a checkpoint's name",
+                "{}: {problem}, and only it says which checkpoints training has taken back: start the job again, which writes \
+                 it anew, or give the folder of the checkpoints with --dir and a checkpoint's name",
                 path.display()
             ))
-        })
+        };
+        match fs::read(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(refused(format!("cannot be read: {error}"))),
+            Ok(content) => serde_json::from_slice(&content)
+                .map(Some)
+                .map_err(|error| refused(format!("is damaged ({error})"))),
+        }
     }
 }

@@ -150,6 +150,11 @@ fn without_a_named_coordinator_the_newest_runs_checkpoints_are_used() {
     let other = OtherJob::new(nobody());
     let (code, output, error) = other.baton(&["checkpoint", "ls"], "");
     assert!(code == 0 && output.contains(&other.name), "{error}");
+    // Without its report, one that was rolled back would be the newest.
+    let report = other.folder.path().join("runs/other_job/report.json");
+    fs::write(&report, "{").unwrap();
+    other.assert_refused(&[], "", "report.json: is damaged (EOF");
+    fs::remove_file(report).unwrap();
     let run_dir = ["checkpoint", "rm", "--yes", "--force", &other.name, "--run-dir"];
     let (code, _, error) = other.baton(&[&run_dir[..], &["runs/other_job"]].concat(), "");
     assert!(code == 0 && !other.checkpoint().exists(), "{error}");

@@ -238,7 +238,7 @@ pub fn write_images(
             None => {
                 let writer = together.next().map_or_else(|| create(path, positions), Ok)?;
                 let result = write_file(source, positions, writer, options, on_event);
-                // Rather than what its images are taken for.
+                // First: the images of a changed archive seem bad.
                 source.check_unchanged()?;
                 let (tally, draft, written) = result?;
                 let done = DoneShard { bytes: written.bytes, tally };

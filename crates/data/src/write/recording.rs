@@ -70,7 +70,8 @@ impl SignalRecording {
                 Ok((spec.channels.into(), len, Some(spec.sample_rate)))
             }
             Some(Format::Flac) => {
-                let (_, info, len) = open_flac(path)?.map_err(refused)?;
+                let (reader, len) = open_flac(path)?.map_err(refused)?;
+                let info = reader.streaminfo();
                 Ok((info.channels as usize, len, Some(info.sample_rate)))
             }
             Some(Format::Npy) | None => {
@@ -152,21 +153,19 @@ fn read_wav(path: &Path) -> Result<Result<SignalRecording, String>, Error> {
 
 type FlacFile = claxon::FlacReader<File>;
 
-/// Opens a `.flac` file; returns what it says about its samples, and its positions in time.
-fn open_flac(
-    path: &Path,
-) -> Result<Result<(FlacFile, claxon::metadata::StreamInfo, usize), String>, Error> {
+/// Opens a `.flac` file; returns its positions in time too.
+fn open_flac(path: &Path) -> Result<Result<(FlacFile, usize), String>, Error> {
     // It buffers its file.
     let reader = match claxon::FlacReader::new(File::open(path).map_err(failed("open", path))?) {
         Ok(reader) => reader,
         Err(error) => return flac_problem(error, path).map(Err),
     };
-    let info = reader.streaminfo();
-    let Some(len) = info.samples.and_then(|len| usize::try_from(len).ok()) else {
+    let len = reader.streaminfo().samples;
+    let Some(len) = len.and_then(|len| usize::try_from(len).ok()) else {
         let reason = "does not say how long it is: write it again with flac or libsndfile";
         return Ok(Err(reason.to_owned()));
     };
-    Ok(Ok((reader, info, len)))
+    Ok(Ok((reader, len)))
 }
 
 /// What is wrong with a file, or the error of the disk it is on.
@@ -184,13 +183,14 @@ fn flac_problem(error: claxon::Error, path: &Path) -> Result<String, Error> {
 
 /// Samples in -1 to 1.
 fn read_flac(path: &Path) -> Result<Result<SignalRecording, String>, Error> {
-    let (mut reader, info, len) = match open_flac(path)? {
+    let (mut reader, len) = match open_flac(path)? {
         Ok(opened) => opened,
         Err(reason) => return Ok(Err(reason)),
     };
+    let info = reader.streaminfo();
     let scale = 2_f32.powi(1 - info.bits_per_sample as i32);
     // Each block has its own number of bits, which its reader does not compare.
-    let most = 1_u64 << (info.bits_per_sample.clamp(1, 32) - 1);
+    let most = 1_u32 << info.bits_per_sample.saturating_sub(1);
     let channels = info.channels as usize;
     // They grow with what is found: the header may be wrong.
     let mut values = vec![Vec::new(); channels];
@@ -210,7 +210,7 @@ fn read_flac(path: &Path) -> Result<Result<SignalRecording, String>, Error> {
         }
         for (channel, values) in (0..).zip(&mut values) {
             let samples = block.channel(channel);
-            if samples.iter().any(|sample| u64::from(sample.unsigned_abs()) > most) {
+            if samples.iter().any(|sample| sample.unsigned_abs() > most) {
                 let bits = info.bits_per_sample;
                 return Ok(Err(format!("has values of more than the {bits} bits that it says")));
             }

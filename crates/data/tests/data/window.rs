@@ -222,6 +222,11 @@ fn compressed_sounds_are_read_whole_or_refused() {
     put(&longer);
     let error = study.refusal(&options);
     assert_eq!(error, "in/sound.flac: has fewer than its 2002 values: is it cut off?");
+    let mut shorter = whole.to_vec();
+    shorter[24] = 0;
+    put(&shorter);
+    let error = study.refusal(&WindowOptions { rate: Some(8_000.0), ..study.options(100, 100) });
+    assert_eq!(error, "in/sound.flac: has more than the 232 positions that it says");
     fs::write(study.path("in/sound.npy"), "").unwrap();
     assert!(study.refusal(&options).contains("has two recordings of the name \"sound\""));
 }
