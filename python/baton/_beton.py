@@ -327,7 +327,7 @@ def _field(name: str, value: Any, number: int) -> _Field:
             if not all(1 <= side <= _LONGEST_SIDE for side in value.shape[:2]):
                 raise ValueError(f"sample {number}, {name}: a side of the image is not 1 to {_LONGEST_SIDE:,} pixels")
             return _Field(name, _IMAGE)
-        if value.dtype.kind in "biuf" and value.ndim <= 32 and value.shape[-1] > 0:
+        if value.dtype.kind in "biuf" and value.dtype.itemsize <= 8 and value.ndim <= 32 and value.shape[-1] > 0:
             return _Field(name, _ARRAY, value.shape, value.dtype.newbyteorder("<").str)
         raise TypeError(f"sample {number}, {name}: an array of {value.dtype} with shape {value.shape} cannot be stored")
     if isinstance(value, int):

@@ -206,6 +206,7 @@ class OfPillow:
         ([(image(0), [1, 2])], "sample 0, label: a list cannot be stored: give a number, an array"),
         ([(np.zeros((2, 0)), 0)], r"an array of float64 with shape \(2, 0\) cannot be stored"),
         ([(np.zeros(3, dtype=complex), 0)], "an array of complex128"),
+        ([(np.zeros(3, dtype=np.longdouble), 0)], "an array of float128"),
         ([(np.array(["a"]), 0)], r"an array of <U1 with shape \(1,\) cannot be stored"),
         ([(1, 1 << 63)], "label: 9223372036854775808 has more than 64 bits"),
         ([(OfPillow("I;16"), 0)], "sample 0, image: an image of mode I;16 has more than 8 bits per value"),

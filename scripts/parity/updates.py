@@ -4,6 +4,8 @@ moving average of every weight.
 References: torch.optim, torch.nn.utils.clip_grad_norm_, torch.optim.swa_utils; LARS and LAMB are implemented here.
 """
 
+from unittest import mock
+
 import torch
 from cases import errors, load, normalised, save, worst, write_recipe
 from models import LABEL_SMOOTHING, image_batch, smoothed
@@ -69,9 +71,46 @@ class Lamb(torch.optim.Optimizer):
                 parameter -= group["lr"] * rate * step
 
 
+class Muon(torch.optim.Optimizer):
+    """torch.optim.Muon for convolutions as matrices with a row per output, torch.optim.AdamW for the rest and the last
+    layer. torch's iteration is in bfloat16; here it is in float32, as Baton's is on a CPU."""
+
+    def __init__(self, groups, lr):
+        super().__init__(groups, {"lr": lr})
+        (decayed, others) = self.param_groups
+        *self.hidden, last = decayed["params"]
+        self.matrices = [torch.nn.Parameter(as_matrix(p.data, p)) for p in self.hidden]
+        self.muon = torch.optim.Muon(
+            self.matrices, lr, weight_decay=decayed["weight_decay"], adjust_lr_fn="match_rms_adamw"
+        )
+        rest = [
+            {"params": [last], "weight_decay": decayed["weight_decay"]},
+            {"params": others["params"], "weight_decay": others["weight_decay"]},
+        ]
+        self.adamw = torch.optim.AdamW(rest, lr)
+
+    @torch.no_grad()
+    def step(self):
+        for matrix, parameter in zip(self.matrices, self.hidden):
+            matrix.grad = as_matrix(parameter.grad, parameter)
+        for optimizer in [self.muon, self.adamw]:
+            for group in optimizer.param_groups:
+                group["lr"] = self.param_groups[0]["lr"]
+            with mock.patch.object(torch.Tensor, "bfloat16", torch.Tensor.float):
+                optimizer.step()
+
+
+def as_matrix(tensor, like):
+    """A row per output; for a parameter itself a view."""
+    if like.is_contiguous():
+        return tensor.reshape(len(tensor), -1)
+    return tensor.permute(0, 2, 3, 1).reshape(len(tensor), -1)
+
+
 SGD = {"kind": "sgd", "momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY}
 ADAMW = {"kind": "adamw", "weight_decay": WEIGHT_DECAY}
 LAMB = {"kind": "lamb", "weight_decay": WEIGHT_DECAY}
+MUON = {"kind": "muon", "weight_decay": WEIGHT_DECAY}
 LARS = {"kind": "lars", "momentum": MOMENTUM, "weight_decay": WEIGHT_DECAY, "trust_coefficient": TRUST}
 
 
@@ -91,6 +130,7 @@ RULES = {
     "adamw": (0.01, {"optimizer": ADAMW}, torch.optim.AdamW),
     "lars": (1.0, {"optimizer": LARS}, Lars),
     "lamb": (0.01, {"optimizer": LAMB}, Lamb),
+    "muon": (0.01, {"optimizer": MUON}, Muon),
     "clipped": (0.5, {"optimizer": SGD, "train": {"clip_grad_norm": CLIP}}, sgd),
     "averaged": (0.1, {"optimizer": SGD, "ema": {"decay": DECAY}}, sgd),
 }

@@ -153,6 +153,7 @@ fn trained(name: String, shape: &[u64], init: Init, position: usize) -> Tensor {
         init,
         decays: shape.len() > 1,
         is_cast: shape.len() > 1,
+        is_hidden: false,
         role: TensorRole::Trained,
         position,
     }

@@ -156,14 +156,15 @@ impl Builder {
             self.block("head");
         }
         let head = self.blocks.remove(self.blocks.len() - 1);
-        let Self { parameters, statistics, blocks, .. } = self;
+        let Self { mut parameters, statistics, blocks, .. } = self;
+        parameters[head.parameters.clone()].iter_mut().for_each(|tensor| tensor.is_hidden = false);
         NetworkDescription { parameters, statistics, blocks, head }
     }
 
     /// Adds a parameter with weight decay, cast to the recipe's number format for computation.
     fn kernel(&mut self, name: String, shape: Vec<u64>, init: Init) -> usize {
-        let tensor = Tensor { decays: true, is_cast: true, ..self.tensor(name, shape, init) };
-        self.parameters.push(tensor);
+        let tensor = self.tensor(name, shape, init);
+        self.parameters.push(Tensor { decays: true, is_cast: true, is_hidden: true, ..tensor });
         self.parameters.len() - 1
     }
 
@@ -183,7 +184,16 @@ impl Builder {
     fn tensor(&self, name: String, shape: Vec<u64>, init: Init) -> Tensor {
         let position = self.parameters.len() + self.statistics.len();
         let role = TensorRole::Trained;
-        let aliases = Vec::new();
-        Tensor { name, aliases, shape, init, decays: false, is_cast: false, role, position }
+        Tensor {
+            name,
+            aliases: Vec::new(),
+            shape,
+            init,
+            decays: false,
+            is_cast: false,
+            is_hidden: false,
+            role,
+            position,
+        }
     }
 }

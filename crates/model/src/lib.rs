@@ -86,6 +86,8 @@ pub struct Tensor {
     pub decays: bool,
     /// Whether it is cast to the recipe's number format for computation; otherwise it stays in f32.
     pub is_cast: bool,
+    /// Whether it is the weight of a convolution or a linear layer before the last one: what Muon makes orthogonal.
+    pub is_hidden: bool,
     /// Whether training changes it.
     pub role: TensorRole,
     /// Position among the parameters and statistics of a state dict.

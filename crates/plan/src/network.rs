@@ -26,6 +26,8 @@ pub struct Network {
     /// Data kept in memory during a pass whatever the number of samples, bytes: copies of weights that autocast makes in
     /// every pass, and the statistics of BatchNorm in programs.
     pub kept_per_pass: u64,
+    /// Multiply-adds with which Muon makes the steps of all hidden weights orthogonal.
+    pub muon_macs: u64,
     /// Memory for uses that other networks do not have.
     pub parts: Vec<MemoryPart>,
     /// Blocks that are recomputed for the gradient even if `train.recompute` does not name them.
@@ -53,11 +55,12 @@ impl Network {
         }
         walk.block = None;
         network.head.layers.iter().for_each(|layer| walk.layer(layer));
-        Self::of_operations(walk.layers)
+        Self { muon_macs: muon_macs(network), ..Self::of_operations(walk.layers) }
     }
 
     pub(crate) fn of_operations(layers: Vec<NetworkOperation>) -> Self {
-        Self { layers, kept_per_pass: 0, parts: Vec::new(), recomputed: Vec::new() }
+        let (kept_per_pass, muon_macs) = (0, 0);
+        Self { layers, kept_per_pass, muon_macs, parts: Vec::new(), recomputed: Vec::new() }
     }
 
     /// Whether an operation is computed again for the gradient.
@@ -287,6 +290,20 @@ impl NetworkWalker<'_> {
             layer.evaluation = layer.forward;
         });
     }
+}
+
+/// Of an m x n matrix, m not above n: five iterations of two products with n columns and one of m x m matrices, see
+/// `crates/trainer/src/torch/optimizer/muon.rs`.
+pub(crate) fn muon_macs(network: &NetworkDescription) -> u64 {
+    let hidden = network.parameters.iter().filter(|tensor| tensor.is_hidden && !tensor.is_frozen());
+    let macs = hidden.map(|tensor| {
+        let rows = tensor.shape.first().copied().unwrap_or(1).max(1);
+        let columns = tensor.len() / rows;
+        let (m, n) = (rows.min(columns), rows.max(columns));
+        let product = m.saturating_mul(m).saturating_mul(2 * n + m);
+        product.saturating_mul(5)
+    });
+    macs.fold(0, u64::saturating_add)
 }
 
 /// Converts u8 to f32, subtracts the mean, divides by the deviation, converts to the working format.

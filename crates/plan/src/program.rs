@@ -7,7 +7,7 @@ use baton_recipe::spec::Compute;
 
 use crate::{
     layer::{NetworkOperation, OperationKind, PassCost, Traffic},
-    network::{F32_BYTES, Network, input_cost},
+    network::{F32_BYTES, Network, input_cost, muon_macs},
 };
 
 /// Most bytes, values or multiplications of one operation. The file could claim any number, and sums must not overflow.
@@ -43,7 +43,8 @@ impl Network {
         }
         layers.extend(costs.operators.iter().map(of_operator));
         let kept_per_pass = costs.kept().fixed.min(MOST);
-        Ok(Self { kept_per_pass, ..Self::of_operations(layers) })
+        let muon_macs = muon_macs(&program.describe());
+        Ok(Self { kept_per_pass, muon_macs, ..Self::of_operations(layers) })
     }
 }
 

@@ -148,6 +148,12 @@ impl Roofline {
         self.calibration * (bytes / self.bytes_per_second).max(launching)
     }
 
+    /// Time of products of large matrices, in seconds.
+    #[must_use]
+    pub fn arithmetic_seconds(&self, flop: f64) -> f64 {
+        self.calibration * flop / self.flop_per_second
+    }
+
     fn totals(
         &self,
         costs: impl Iterator<Item = (OperationKind, PassCost)>,

@@ -164,8 +164,13 @@ impl StepEstimate {
             roofline.move_seconds(flattened * micro_batches as f64 + summed, 2 * micro_batches);
         let all_reduce = AllReduceEstimate::new(spec, network, machine, ranks);
         let optimizer_bytes = optimizer_bytes(spec, network);
-        let optimizer_seconds =
-            roofline.move_seconds(optimizer_bytes, optimizer_launches(spec, network));
+        let muon_macs = match spec.optimizer {
+            OptimizerSpec::Muon { .. } => network.muon_macs,
+            _ => 0,
+        };
+        let optimizer_seconds = roofline
+            .move_seconds(optimizer_bytes, optimizer_launches(spec, network))
+            + roofline.arithmetic_seconds(2.0 * muon_macs as f64);
         let reducing = all_reduce.map_or(0.0, |all_reduce| all_reduce.seconds);
         Self {
             micro_batches,
@@ -203,6 +208,7 @@ fn optimizer_launches(spec: &JobSpec, network: &Network) -> u64 {
         OptimizerSpec::Sgd { .. } | OptimizerSpec::AdamW { .. } => 2 * 12,
         OptimizerSpec::Lars { .. } => network.tensors() * 20,
         OptimizerSpec::Lamb { .. } => network.tensors() * 30,
+        OptimizerSpec::Muon { .. } => network.tensors() * 50,
     }
 }
 
@@ -221,6 +227,8 @@ fn optimizer_bytes(spec: &JobSpec, network: &Network) -> f64 {
         OptimizerSpec::AdamW { .. } => 24.0,
         OptimizerSpec::Lars { .. } => 14.0,
         OptimizerSpec::Lamb { .. } => 29.0,
+        // Momentum and decay; the matrices of the iteration are mostly smaller than caches.
+        OptimizerSpec::Muon { .. } => 20.0,
     };
     let average = spec.ema.as_ref().map_or(0.0, |ema| 3.0 / f64::from(ema.every_steps));
     let copied = match spec.precision.compute {

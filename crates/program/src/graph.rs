@@ -1,9 +1,12 @@
 //! The graph of a program as a list of operators, with nested graphs put in place.
 
-use std::{collections::BTreeMap, fmt};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt,
+};
 
 use crate::{
-    rules::{OperatorRule, Storage},
+    rules::{OperatorKind, OperatorRule, Storage},
     schema::{self, TensorMeta},
     tensor::Dtype,
 };
@@ -233,6 +236,25 @@ impl Graph {
                 }
             }
         }
+    }
+
+    /// The parameters that are weights of convolutions and linear layers, except that of the last one, by index.
+    pub(crate) fn hidden_weights(&self) -> BTreeSet<usize> {
+        let inputs: BTreeMap<ValueId, InputSource> = self.inputs.iter().copied().collect();
+        let weight = |node: &GraphNode| {
+            let kind = OperatorRule::of(node)?.kind;
+            let Argument::Value(value) = node.argument("weight")? else { return None };
+            match (kind, inputs.get(value)?) {
+                (
+                    OperatorKind::Linear | OperatorKind::Convolution,
+                    InputSource::Parameter(index),
+                ) => Some(*index),
+                _ => None,
+            }
+        };
+        let weights: Vec<usize> = self.nodes.iter().filter_map(weight).collect();
+        let last = weights.last();
+        weights.iter().filter(|index| Some(*index) != last).copied().collect()
     }
 
     /// The first node that changes a value of which `kept` gives something, or a view of it. What may or may not be a

@@ -324,7 +324,7 @@ impl Program {
         }
         let parameters = self.parameters.iter().flat_map(Parameter::names);
         let statistics = self.statistics.iter().map(|tensor| tensor.name.as_str());
-        spec.model.check_patterns(parameters, statistics).map_err(|problem| self.error(problem))?;
+        spec.check_patterns(parameters, statistics).map_err(|problem| self.error(problem))?;
         self.check_constants()?;
         self.recomputed(&spec.train.recompute)?;
         self.evaluation().map(|_| roles)
@@ -541,13 +541,16 @@ impl Program {
             init: Init::Constant(0.0),
             decays: false,
             is_cast: false,
+            is_hidden: false,
             role,
             position: 0,
         };
         let role = |is_trained| if is_trained { TensorRole::Trained } else { TensorRole::Frozen };
-        let parameters = self.parameters.iter().map(|parameter| Tensor {
+        let hidden = self.graph.hidden_weights();
+        let parameters = self.parameters.iter().enumerate().map(|(index, parameter)| Tensor {
             // Weights of layers have two axes or more; biases and scales of norms have one.
             decays: parameter.tensor.shape.len() > 1,
+            is_hidden: hidden.contains(&index),
             aliases: parameter.aliases.clone(),
             ..tensor(&parameter.tensor, role(parameter.requires_grad))
         });

@@ -134,6 +134,9 @@ fn the_description_has_what_training_changes_and_what_the_state_dict_keeps() {
         .map(|tensor| tensor.name.as_str())
         .collect();
     assert_eq!(decays, ["conv.weight", "first.weight", "fc.weight"]);
+    let hidden = network.parameters.iter().filter(|tensor| tensor.is_hidden);
+    let hidden: Vec<&str> = hidden.map(|tensor| tensor.name.as_str()).collect();
+    assert_eq!(hidden, ["conv.weight", "first.weight"]);
     let statistics: Vec<(&str, bool)> = network
         .statistics
         .iter()
@@ -381,6 +384,10 @@ fn a_recipe_freezes_parameters_and_batch_norms_by_pattern() {
         ("model.freeze=['*']", "has no parameter to train"),
         ("model.freeze=['norm.running_mean']", "freeze both or none"),
         ("model.no_decay=['norm.running_var']", "norm.running_var is the name of no parameter"),
+        (
+            "optimizer={ kind='muon', adamw=['head'] }",
+            "optimizer.adamw = [head]: head is the name of no parameter",
+        ),
     ] {
         let error = read(freeze).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");

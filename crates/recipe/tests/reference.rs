@@ -10,11 +10,12 @@ mod kit;
 use serde_json::Value;
 
 /// Together these recipes have every section and every kind, and only required values.
-const SAMPLES: [[&str; 2]; 8] = [
+const SAMPLES: [[&str; 2]; 9] = [
     ["optimizer={ kind='sgd' };augment.rand_augment={}", "schedule={ kind='constant', lr=0.1 }"],
     ["optimizer={ kind='adamw' }", "schedule={ kind='warmup_cosine', peak_lr=0.1 }"],
     ["optimizer={ kind='lars' }", "schedule={ kind='one_cycle', peak_lr=0.1 }"],
     ["optimizer={ kind='lamb' }", "schedule={ kind='constant', lr=0.1 }"],
+    ["optimizer={ kind='muon' }", "schedule={ kind='constant', lr=0.1 }"],
     ["ema={ decay=0.9 }", "schedule={ kind='piecewise_linear', points=[[0.0, 0.1]] }"],
     [
         "train.phases=[{ from_epoch=1, resolution=64, global_batch=8 }]",

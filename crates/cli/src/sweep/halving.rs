@@ -104,11 +104,12 @@ impl Halving {
 }
 
 impl Reached {
-    /// Its score after so many evaluations; that of its last one if it ended with fewer.
+    /// Its score after so many evaluations; that of its last one if it ended with fewer. A trial may train on while it waits
+    /// for others: that it failed then must not count, as it might have been stopped before.
     fn score_after(&self, evaluations: usize) -> f64 {
         let last = self.scores.len().min(evaluations);
         match self.end {
-            Some(TrialEnd::Failed) => f64::NEG_INFINITY,
+            Some(TrialEnd::Failed) if last < evaluations => f64::NEG_INFINITY,
             _ => last.checked_sub(1).map_or(f64::NEG_INFINITY, |last| self.scores[last]),
         }
     }
@@ -189,6 +190,20 @@ mod tests {
         trials[2].scores.push(f64::NAN);
         let out = Dropped { after: 2 };
         assert_eq!(halving(&[2], 0.25).decide(&trials), [out, out, out, Ended]);
+    }
+
+    #[test]
+    fn a_failure_beyond_a_comparison_does_not_count_in_it() {
+        let mut trials = reached(&[&[0.9, 0.8], &[0.2, 0.3], &[0.1, 0.1]]);
+        trials[0].end = Some(TrialEnd::Failed);
+        let out = Dropped { after: 1 };
+        assert_eq!(halving(&[1], 0.3).decide(&trials), [Ended, out, out]);
+        let next = Train { until: None };
+        assert_eq!(halving(&[1, 2], 0.6).decide(&trials), [Ended, next, out]);
+        // It fails before the third evaluation.
+        trials[1].scores.push(0.3);
+        let out = Dropped { after: 3 };
+        assert_eq!(halving(&[3], 0.3).decide(&trials[..2]), [out, next]);
     }
 
     #[test]

@@ -276,24 +276,30 @@ impl TrialResult {
             }
             _ => &record.evaluations,
         };
-        let state = match (&record.end, failure, decision) {
+        // What it did after the comparison does not count: it might have been stopped before.
+        let dropped = match decision {
+            Decision::Dropped { after } if counted.len() == after => Some(after),
+            _ => None,
+        };
+        let state = match (&record.end, failure, dropped) {
+            (_, _, Some(after)) => {
+                format!("dropped after {}", human::count(after as u64, "evaluation"))
+            }
             (SavedEnd::Diverged(_), _, _) => "diverged".to_owned(),
             (SavedEnd::LimitReached(_), _, _) => "budget used up".to_owned(),
             (_, Some(failure), _) => format!("failed: {failure}"),
-            (_, _, Decision::Dropped { after }) => {
-                format!("dropped after {}", human::count(after as u64, "evaluation"))
-            }
             (SavedEnd::Completed, _, _) => "completed".to_owned(),
             (SavedEnd::Open, _, _) if record.position.is_some() => "begun".to_owned(),
             (SavedEnd::Open, _, _) => "waiting".to_owned(),
         };
+        let is_failure = failure.is_some() || matches!(record.end, SavedEnd::Diverged(_));
         let better = |best: Option<EvaluatedTrial>, now: &EvaluatedTrial| match best {
             Some(best) if best.score() >= now.score() || now.score().is_nan() => Some(best),
             _ => Some(now.clone()),
         };
         Self {
             settings: settings.clone(),
-            has_failed: failure.is_some() || matches!(record.end, SavedEnd::Diverged(_)),
+            has_failed: is_failure && dropped.is_none(),
             state,
             result: counted.last().cloned(),
             best: counted.iter().fold(None, better),
@@ -502,6 +508,34 @@ mod tests {
     #[test]
     fn json_has_trials_and_configurations() {
         assert_snapshot!(serde_json::to_string_pretty(&results().json()).unwrap());
+    }
+
+    /// Whether it fails before it is stopped is a matter of time.
+    #[test]
+    fn what_a_trial_does_after_it_was_dropped_is_not_in_the_table() {
+        let settings = trials(&["a=1", "a=2", "a=3"]);
+        let diverged = || SavedEnd::Diverged("NaN".to_owned());
+        let records = |end: SavedEnd| {
+            [
+                record(&[0.5, 0.9], end),
+                record(&[0.5, 0.75], SavedEnd::Completed),
+                record(&[], diverged()),
+            ]
+        };
+        let dropped = Decision::Dropped { after: 1 };
+        let decisions = [dropped, Decision::Ended, dropped];
+        let csv = |end: SavedEnd, failures: &BTreeMap<usize, String>| {
+            let (trials, records) = ((&settings[..], &[0, 1, 2][..]), records(end));
+            SweepResults::new("x", trials, &records, &decisions, failures).csv().unwrap()
+        };
+        let expected = "trial,a,state,step,top1,loss,best_step,best\n\
+                        000,1,dropped after 1 evaluation,10,0.5,0.5,10,0.5\n\
+                        001,2,completed,20,0.75,0.25,20,0.75\n\
+                        002,3,diverged,,,,,\n";
+        let (none, failed) = (BTreeMap::new(), BTreeMap::from([(0, "no memory".to_owned())]));
+        assert_eq!(csv(SavedEnd::Open, &none), expected);
+        assert_eq!(csv(diverged(), &none), expected);
+        assert_eq!(csv(SavedEnd::Open, &failed), expected);
     }
 
     #[test]

@@ -6,6 +6,7 @@ use super::{
     Array, BadImage, DEFAULT_PAGE_BYTES, Error, Field, FieldKind, Value,
     encoding::{ImageEncoder, StoredImage},
     mel::MelSettings,
+    named_columns::Cell,
     recording::{RECORDING_FILES, SignalRecording},
 };
 
@@ -34,9 +35,10 @@ pub(super) enum ColumnKind {
     Letters { alphabet: Vec<char>, length: usize },
     /// f32 of shape (letters of the alphabet, length): 1 where the text has this letter.
     OneHot { alphabet: Vec<char>, length: usize },
-    /// The image in the file that the text names.
+    /// The image in the file that the text names, or in the bytes of a Parquet file.
     Image,
-    /// The numbers in the `.npy`, `.wav` or `.flac` file that the text names, f32 of shape (channels, length).
+    /// The numbers in the `.npy`, `.wav` or `.flac` file that the text names, or of a list in a Parquet file, f32 of shape
+    /// (channels, length).
     Array { channels: usize, length: usize },
     /// The log-mel spectrogram of the `.wav`, `.flac` or `.npy` file that the text names, f32 of shape (bands, frames).
     Mel(MelSettings),
@@ -212,10 +214,11 @@ impl TableField {
     }
 
     /// The text of its only column.
-    fn text<'a>(&self, cells: &'a [String]) -> Result<&'a str, String> {
-        match cells[0].trim() {
-            "" => Err(format!("column {:?} is empty", self.columns[0])),
-            text => Ok(text),
+    fn text<'a>(&self, cells: &'a [Cell]) -> Result<&'a str, String> {
+        match cells[0].text() {
+            Ok("") => Err(format!("column {:?} is empty", self.columns[0])),
+            Ok(text) => Ok(text),
+            Err(problem) => Err(format!("column {:?} {problem}", self.columns[0])),
         }
     }
 
@@ -223,7 +226,7 @@ impl TableField {
     /// `folder`, and without knowing all classes.
     pub(super) fn value(
         &self,
-        cells: &[String],
+        cells: &[Cell],
         folder: &Path,
         writing: Option<WriteContext<'_>>,
     ) -> Result<OwnedValue, BadValue> {
@@ -244,7 +247,11 @@ impl TableField {
                 });
                 OwnedValue::Int(known.map_err(|_| format!("{text:?} is a new class"))? as i64)
             }
-            ColumnKind::Text => OwnedValue::Bytes(cells[0].clone().into_bytes()),
+            ColumnKind::Text => OwnedValue::Bytes(match &cells[0] {
+                Cell::Text(text) => text.clone().into_bytes(),
+                Cell::Bytes(bytes) => bytes.clone(),
+                Cell::Numbers(_) => self.text(cells)?.to_owned().into_bytes(),
+            }),
             ColumnKind::Floats => {
                 let numbers = (0..cells.len()).map(|column| self.number(cells, column));
                 let numbers: Vec<f64> = numbers.collect::<Result<_, _>>()?;
@@ -269,6 +276,16 @@ impl TableField {
                 }
                 OwnedValue::Array(bytes(&array))
             }
+            ColumnKind::Image if let Cell::Bytes(source) = &cells[0] => {
+                let Some(writing) = writing else { return Ok(OwnedValue::Bytes(Vec::new())) };
+                let read = prepared_image(source, writing.encoder, writing.row)?;
+                read.map_err(|reason| {
+                    BadValue::File(format!("column {:?}: the image {reason}", self.columns[0]))
+                })?
+            }
+            ColumnKind::Array { channels, length } if let Cell::Numbers(numbers) = &cells[0] => {
+                OwnedValue::Array(bytes(&self.array(numbers, *channels, *length)?))
+            }
             ColumnKind::Image | ColumnKind::Array { .. } | ColumnKind::Mel(_) => {
                 let path = folder.join(self.text(cells)?);
                 let unusable = |reason: String| {
@@ -288,10 +305,11 @@ impl TableField {
         })
     }
 
-    fn number(&self, cells: &[String], column: usize) -> Result<f64, String> {
-        let text = cells[column].trim();
+    fn number(&self, cells: &[Cell], column: usize) -> Result<f64, String> {
+        let name = &self.columns[column];
+        let text = cells[column].text().map_err(|problem| format!("column {name:?} {problem}"))?;
         if text.is_empty() {
-            return Err(format!("column {:?} is empty", self.columns[column]));
+            return Err(format!("column {name:?} is empty"));
         }
         let number = text.parse::<f64>().ok().filter(|number| match self.kind {
             ColumnKind::Floats => (*number as f32).is_finite(),
@@ -300,10 +318,26 @@ impl TableField {
         number.ok_or_else(|| self.wrong(column, text, "a finite number"))
     }
 
+    /// The numbers of a list.
+    fn array(&self, numbers: &[f64], channels: usize, length: usize) -> Result<Vec<f32>, String> {
+        let column = &self.columns[0];
+        if numbers.len() != channels * length {
+            return Err(format!(
+                "column {column:?} has {} numbers, and the field {channels} x {length}",
+                numbers.len()
+            ));
+        }
+        let values: Vec<f32> = numbers.iter().map(|number| *number as f32).collect();
+        match values.iter().position(|value| !value.is_finite()) {
+            Some(at) => Err(format!("column {column:?} has {} at position {at}", numbers[at])),
+            None => Ok(values),
+        }
+    }
+
     /// Positions in the alphabet.
     fn letters(
         &self,
-        cells: &[String],
+        cells: &[Cell],
         alphabet: &[char],
         length: usize,
     ) -> Result<Vec<usize>, String> {
@@ -336,11 +370,19 @@ fn read_image(
     encoder: &mut ImageEncoder,
     row: u64,
 ) -> Result<Result<OwnedValue, String>, BadValue> {
-    let source = match fs::read(path) {
-        Ok(source) => source,
-        Err(error) => return Ok(Err(BadImage::Read(error.to_string()).to_string())),
-    };
-    let prepared = encoder.prepare(&source, row).map_err(BadValue::Machine)?;
+    match fs::read(path) {
+        Ok(source) => prepared_image(&source, encoder, row),
+        Err(error) => Ok(Err(BadImage::Read(error.to_string()).to_string())),
+    }
+}
+
+/// The image in the bytes of a file; the inner error is about these.
+fn prepared_image(
+    source: &[u8],
+    encoder: &mut ImageEncoder,
+    row: u64,
+) -> Result<Result<OwnedValue, String>, BadValue> {
+    let prepared = encoder.prepare(source, row).map_err(BadValue::Machine)?;
     Ok(match prepared {
         Ok(image) if image.bytes.len() > DEFAULT_PAGE_BYTES as usize => Err(format!(
             "needs {} bytes, and a page has {DEFAULT_PAGE_BYTES}: set a maximal resolution, or store it as JPEG",

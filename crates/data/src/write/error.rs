@@ -111,6 +111,16 @@ pub enum Error {
         /// What is wrong, and the remedy.
         reason: String,
     },
+    /// A row of a table cannot be used.
+    #[error("{}, row {row}: {reason}", path.display())]
+    Row {
+        /// The table.
+        path: PathBuf,
+        /// Number of the row, counted from 1.
+        row: u64,
+        /// What is wrong, and the remedy.
+        reason: String,
+    },
     /// A line of a list cannot be used.
     #[error("{}, line {line}: {reason}", path.display())]
     Line {

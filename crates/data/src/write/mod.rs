@@ -19,7 +19,9 @@
 //! | `pipeline` | threads that encode images, with results in order |
 //! | `images` | [`write_images`]: files, shards, bad images |
 //! | `split` | [`KeySplit`]: which of several files a sample is written to |
-//! | `table` | [`write_table`]: CSV and TSV files |
+//! | `table` | [`write_table`]: the rows of a table as samples |
+//! | `named_columns` | cells of CSV, TSV and Parquet files |
+//! | `parquet` | Parquet files |
 //! | `column` | [`TableField`]: columns of a table → values of a field |
 //! | `text` | [`TextWriter`]: token ids with labels |
 //! | `mel` | log-mel spectrograms |
@@ -37,6 +39,8 @@ mod file;
 mod images;
 mod jpeg;
 mod mel;
+mod named_columns;
+mod parquet;
 mod pipeline;
 mod progress;
 mod recording;

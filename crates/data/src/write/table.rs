@@ -1,4 +1,4 @@
-//! Tables (CSV, TSV) as data sets: columns become fields.
+//! Tables (CSV, TSV, Parquet) as data sets: columns become fields.
 //!
 //! The table is read twice: first to check every value, to find the classes and to count the samples of each set, and then to
 //! write them. So a table with a bad value leaves no file, and memory does not grow with it, except by the hashes of a
@@ -6,36 +6,33 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File},
-    io::{self, Read},
     num::NonZeroUsize,
     path::{Path, PathBuf},
 };
-
-use csv::{Reader, ReaderBuilder, StringRecord};
 
 use super::{
     CHANGED_WHILE_READ, DEFAULT_PAGE_BYTES, Encoding, Error, FinishedFile, KeySplit, TableField,
     Value, Writer,
     column::{BadValue, ColumnKind, OwnedValue, WriteContext},
-    draft::{Draft, failed, publish_all},
+    draft::{Draft, publish_all},
     encoding::ImageEncoder,
+    named_columns::{Cell, NamedColumns, RowPlace},
     pipeline::in_order,
 };
 use crate::with_suffix;
 
-/// Most rows that are listed as left out, and most columns in a message.
+/// Most rows that are listed as left out.
 const MAX_LISTED: usize = 10;
-/// Most letters of the name of a column in a message.
-const MAX_LISTED_CHARS: usize = 40;
 /// Rows that are read before their files are.
 const ROWS_AT_ONCE: usize = 1_024;
+/// The same where rows hold images, bytes.
+const BYTES_AT_ONCE: usize = 64 << 20;
 
 /// What to write.
 #[derive(Clone, Debug)]
 pub struct TableOptions {
-    /// The table: its first line has the names of the columns. Tabs separate the columns of a file whose name ends with
-    /// `.tsv`, commas those of others.
+    /// The table: a Parquet file, or one whose first line has the names of the columns. Tabs separate the columns of a file
+    /// whose name ends with `.tsv`, commas those of others.
     pub from: PathBuf,
     /// The fields of a sample.
     pub fields: Vec<TableField>,
@@ -113,10 +110,12 @@ pub fn write_table(
     let threads = if reads_files { options.threads } else { NonZeroUsize::MIN };
     let changed = || options.refused(CHANGED_WHILE_READ.to_owned());
     loop {
-        let mut rows = Vec::new();
+        let (mut rows, mut bytes) = (Vec::new(), 0);
         while rows.len() < ROWS_AT_ONCE
+            && bytes < BYTES_AT_ONCE
             && let Some(row) = table.next()?
         {
+            bytes += row.bytes();
             rows.push(row);
         }
         if rows.is_empty() {
@@ -366,8 +365,7 @@ impl Found {
         if options.skips_bad_rows && self.first_bad.len() >= MAX_LISTED {
             return Ok(());
         }
-        let line = line_of_row(&options.from, row.start)?;
-        let error = Error::Line { path: options.from.clone(), line, reason };
+        let error = row.place.error(&options.from, reason);
         if !options.skips_bad_rows {
             return Err(error);
         }
@@ -378,7 +376,7 @@ impl Found {
     fn check(&self, options: &TableOptions) -> Result<(), Error> {
         if self.read == self.bad {
             let reason = match self.first_bad.first() {
-                None => "has no rows below its first line".to_owned(),
+                None => "has no rows, only names of columns".to_owned(),
                 Some(first) => format!("all rows are bad, the first: {first}"),
             };
             return Err(options.refused(reason));
@@ -416,133 +414,10 @@ impl Found {
     }
 }
 
-/// Follows the table. If it is part of a cell, that cell has a quote which is never closed; the CSV format would let such a
-/// cell reach to the end of the file.
-const END_MARK: &str = "\u{1}end of the table\u{1}";
-
-/// A CSV or TSV file whose first line is read.
-pub(super) struct NamedColumns {
-    path: PathBuf,
-    reader: Reader<Box<dyn Read>>,
-    /// Number of columns of the first line.
-    width: usize,
-    /// The positions of the columns that were asked for.
-    pub(super) positions: Vec<usize>,
-}
-
-impl NamedColumns {
-    pub(super) fn open(path: &Path, columns: &[&str]) -> Result<Self, Error> {
-        let refused = |reason: String| Error::Source { path: path.to_owned(), reason };
-        // Opening a pipe would wait for a writer.
-        if fs::metadata(path).is_ok_and(|file| !file.is_file()) {
-            return Err(refused("is not a regular file; it is read more than once".to_owned()));
-        }
-        let file = File::open(path).map_err(failed("open", path))?;
-        let end = io::Cursor::new(format!("\n{END_MARK}\n"));
-        let file: Box<dyn Read> = Box::new(file.chain(end));
-        let is_tsv = path.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("tsv"));
-        let delimiter = if is_tsv { b'\t' } else { b',' };
-        let mut reader = ReaderBuilder::new().delimiter(delimiter).flexible(true).from_reader(file);
-        let headers = reader.headers().map_err(|error| unreadable(path, &error))?.clone();
-        if headers.iter().any(|name| name.contains(END_MARK) && name != END_MARK) {
-            return Err(refused(unclosed_quote(1)));
-        }
-        // Spreadsheets write a byte order mark.
-        let headers: Vec<&str> = headers
-            .iter()
-            .filter(|name| *name != END_MARK)
-            .map(|name| name.trim_start_matches('\u{feff}').trim())
-            .collect();
-        let find = |column: &&str| {
-            let found: Vec<usize> =
-                (0..headers.len()).filter(|number| headers[*number] == *column).collect();
-            match found[..] {
-                [number] => Ok(number),
-                [] => {
-                    let more = if headers.len() > MAX_LISTED { ", …" } else { "" };
-                    let names = headers.iter().take(MAX_LISTED);
-                    let names: Vec<String> =
-                        names.map(|name| name.chars().take(MAX_LISTED_CHARS).collect()).collect();
-                    let names = names.join(", ");
-                    Err(refused(format!("has no column {column:?}; its columns: {names}{more}")))
-                }
-                _ => Err(refused(format!("has several columns {column:?}"))),
-            }
-        };
-        let positions = columns.iter().map(find).collect::<Result<_, Error>>()?;
-        let width = headers.len();
-        Ok(Self { path: path.to_owned(), reader, width, positions })
-    }
-
-    /// Reads the next row; false after the last one.
-    pub(super) fn next(&mut self, record: &mut StringRecord) -> Result<bool, Error> {
-        let read = self.reader.read_record(record);
-        if !read.map_err(|error| unreadable(&self.path, &error))? {
-            return Ok(false);
-        }
-        if record.len() == 1 && &record[0] == END_MARK {
-            return Ok(false);
-        }
-        let line = || line_of_row(&self.path, start_of(record));
-        let refused = |reason: String| Error::Source { path: self.path.clone(), reason };
-        if record.iter().any(|cell| cell.contains(END_MARK)) {
-            return Err(refused(unclosed_quote(line()?)));
-        }
-        if record.len() != self.width {
-            let quote = match record.iter().any(|cell| cell.contains('\n')) {
-                true => "; a cell of it has several lines: is each of its quotes closed?",
-                false => "",
-            };
-            return Err(refused(format!(
-                "line {} has {} columns, and the first line {}{quote}",
-                line()?,
-                record.len(),
-                self.width
-            )));
-        }
-        Ok(true)
-    }
-}
-
-/// Position of a row in the file.
-pub(super) fn start_of(record: &StringRecord) -> u64 {
-    record.position().map_or(0, csv::Position::byte)
-}
-
-/// The line on which the row begins that starts at this position, counted from 1. Lines may end with LF, CR LF or CR; empty ones
-/// before the row do not belong to it.
-pub(super) fn line_of_row(path: &Path, start: u64) -> Result<usize, Error> {
-    let read = || -> io::Result<usize> {
-        let (mut line, mut after_cr) = (1, false);
-        for (position, byte) in io::BufReader::new(File::open(path)?).bytes().enumerate() {
-            let byte = byte?;
-            match byte {
-                b'\n' if after_cr => {}
-                b'\n' | b'\r' => line += 1,
-                _ if position as u64 >= start => break,
-                _ => {}
-            }
-            after_cr = byte == b'\r';
-        }
-        Ok(line)
-    };
-    read().map_err(failed("read", path))
-}
-
-fn unclosed_quote(line: usize) -> String {
-    format!(
-        "line {line} opens a quote that is never closed: close it, or write \"\" for a quote inside of a quoted cell"
-    )
-}
-
 /// A table that is being read.
-struct OpenTable {
+struct OpenTable<'a> {
+    options: &'a TableOptions,
     table: NamedColumns,
-    /// The columns of each field.
-    columns: Vec<Vec<usize>>,
-    /// The column that decides in which file a row is.
-    by: Option<usize>,
-    record: StringRecord,
     row: u64,
 }
 
@@ -550,63 +425,59 @@ struct OpenTable {
 struct Row {
     /// Its position, counted from 1.
     number: u64,
-    /// Its position in the file.
-    start: u64,
-    /// The texts of each field.
-    cells: Vec<Vec<String>>,
+    place: RowPlace,
+    /// The cells of each field.
+    cells: Vec<Vec<Cell>>,
     /// What decides in which file it is.
     key: String,
 }
 
 impl Row {
-    /// The text of a class field.
+    /// The text of a class field that has a value.
     fn class(&self, field: usize) -> &str {
-        self.cells[field][0].trim()
+        self.cells[field][0].text().unwrap_or_default()
+    }
+
+    /// Bytes of its images.
+    fn bytes(&self) -> usize {
+        let bytes = |cell: &Cell| match cell {
+            Cell::Bytes(bytes) => bytes.len(),
+            Cell::Text(_) | Cell::Numbers(_) => 0,
+        };
+        self.cells.iter().flatten().map(bytes).sum()
     }
 }
 
-impl OpenTable {
-    fn open(options: &TableOptions) -> Result<Self, Error> {
+impl<'a> OpenTable<'a> {
+    fn open(options: &'a TableOptions) -> Result<Self, Error> {
         let names = options.fields.iter().flat_map(|field| &field.columns).chain(&options.by);
         let names: Vec<&str> = names.map(String::as_str).collect();
-        let table = NamedColumns::open(&options.from, &names)?;
-        let mut positions = table.positions.iter().copied();
-        let fields = options.fields.iter();
-        let columns =
-            fields.map(|field| positions.by_ref().take(field.columns.len()).collect()).collect();
-        let by = positions.next();
-        Ok(Self { table, columns, by, record: StringRecord::new(), row: 0 })
+        let table = NamedColumns::open(&options.from, &names, options.by.is_none())?;
+        Ok(Self { options, table, row: 0 })
     }
 
     fn next(&mut self) -> Result<Option<Row>, Error> {
-        if !self.table.next(&mut self.record)? {
+        if !self.table.next()? {
             return Ok(None);
         }
         self.row += 1;
-        let cell = |column: &usize| self.record.get(*column).unwrap_or_default().to_owned();
-        let key = match &self.by {
-            Some(column) => cell(column).trim().to_owned(),
-            None => self.record.iter().collect::<Vec<_>>().join("\u{1f}"),
-        };
-        Ok(Some(Row {
-            number: self.row,
-            start: start_of(&self.record),
-            cells: self.columns.iter().map(|columns| columns.iter().map(cell).collect()).collect(),
-            key,
-        }))
-    }
-}
-
-fn unreadable(path: &Path, error: &csv::Error) -> Error {
-    let reason = match error.kind() {
-        csv::ErrorKind::Utf8 { pos, .. } => {
-            let start = pos.as_ref().map_or(0, csv::Position::byte);
-            match line_of_row(path, start) {
-                Ok(line) => format!("line {line} is not UTF-8"),
-                Err(error) => return error,
-            }
+        let mut cells = Vec::with_capacity(self.options.fields.len());
+        let mut column = 0;
+        for field in &self.options.fields {
+            let columns = column..column + field.columns.len();
+            column = columns.end;
+            cells.push(columns.map(|column| self.table.cell(column)).collect());
         }
-        _ => error.to_string(),
-    };
-    Error::Source { path: path.to_owned(), reason }
+        let place = self.table.place();
+        let key = match &self.options.by {
+            None => self.table.whole(),
+            Some(name) => match self.table.cell(column).text() {
+                Ok(text) => text.to_owned(),
+                Err(problem) => {
+                    return Err(self.options.refused(format!("column {name:?} {problem}")));
+                }
+            },
+        };
+        Ok(Some(Row { number: self.row, place, cells, key }))
+    }
 }

@@ -16,8 +16,8 @@ use std::{
 use super::{
     Array, DEFAULT_PAGE_BYTES, Error, Field, FieldKind, FinishedFile, KeySplit, Value, Writer,
     draft::{Draft, failed, publish_all},
+    named_columns::NamedColumns,
     recording::{RECORDING_FILES, SignalRecording},
-    table::{NamedColumns, line_of_row, start_of},
 };
 use crate::{
     random::{Draws, RandomPurpose},
@@ -276,16 +276,18 @@ impl LabelTable {
         let mut columns: Vec<&str> = vec![&self.recording, &self.label];
         columns.extend(self.time.iter().map(|time| time.column.as_str()));
         columns.extend(self.by.as_deref());
-        let mut table = NamedColumns::open(&self.path, &columns)?;
-        let positions = table.positions.clone();
+        let mut table = NamedColumns::open(&self.path, &columns, false)?;
         let mut labels: BTreeMap<String, RecordingLabels> = BTreeMap::new();
-        let mut record = csv::StringRecord::new();
-        while table.next(&mut record)? {
-            let refused = |reason: String| match line_of_row(&self.path, start_of(&record)) {
-                Ok(line) => Error::Line { path: self.path.clone(), line, reason },
-                Err(error) => error,
-            };
-            let cell = |number: usize| record.get(positions[number]).unwrap_or_default().trim();
+        while table.next()? {
+            let refused = |reason: String| table.place().error(&self.path, reason);
+            let mut cells = Vec::with_capacity(columns.len());
+            for (number, name) in columns.iter().enumerate() {
+                match table.cell(number).text() {
+                    Ok(text) => cells.push(text.to_owned()),
+                    Err(problem) => return Err(refused(format!("column {name:?} {problem}"))),
+                }
+            }
+            let cell = |number: usize| cells[number].as_str();
             let number = |column: usize| {
                 let value = cell(column).parse::<f64>().ok().filter(|value| value.is_finite());
                 let wrong = || {

@@ -188,7 +188,7 @@ fn a_bad_value_is_named_by_line_and_column_and_nothing_is_written() {
         refused("a\n1e39\n", "a=floats"),
         "t.csv, line 2: column \"a\": \"1e39\" is not a finite number"
     );
-    assert_eq!(refused("a\n", "a=int"), "t.csv: has no rows below its first line");
+    assert_eq!(refused("a\n", "a=int"), "t.csv: has no rows, only names of columns");
     assert_eq!(
         refused("a\n\"x\ny\"\n", "a=class"),
         "t.csv, line 2: column \"a\": a class has a line break"
@@ -525,4 +525,141 @@ fn a_field_that_is_no_kind_is_refused_with_all_kinds() {
     }
     assert!(refused("label=vowels(AB,3)").contains("is no kind"));
     assert_eq!(refused("label=int:a,b"), "only floats takes several columns");
+}
+
+/// A table that pyarrow wrote, without the rows that lack something.
+fn parquet(texts: &[&str]) -> (Folder, TableOptions) {
+    let (folder, mut options) = Folder::new("t.parquet", "");
+    fs::write(&options.from, include_bytes!("../fixtures/table.parquet")).unwrap();
+    options.fields = fields(texts);
+    (folder, options)
+}
+
+#[test]
+fn every_kind_of_column_of_a_parquet_file_becomes_a_field() {
+    let (folder, mut options) = parquet(&[
+        "id=int",
+        "kind=class",
+        "score=float",
+        "half=float",
+        "big=int",
+        "flag=class",
+        "wave=array(2,2)",
+        "matrix=array(2,3)",
+        "raw=text:image.path",
+        "image=image:image.bytes",
+    ]);
+    options.skips_bad_rows = true;
+    let written = write(&options).unwrap();
+    let skipped: Vec<String> = written
+        .first_skipped
+        .iter()
+        .map(|reason| reason.replace(&format!("{}/", folder.0.path().display()), ""))
+        .collect();
+    assert_eq!(
+        skipped,
+        [
+            "t.parquet, row 4: column \"image.bytes\" is empty",
+            "t.parquet, row 5: column \"kind\" is empty",
+            "t.parquet, row 6: column \"wave\" has NaN at position 1",
+        ]
+    );
+    let path = folder.path("train.beton");
+    let set = Beton::open(&path).unwrap();
+    assert_eq!(ints(&path, "id"), [-5, 5, 15]);
+    assert_eq!(ints(&path, "kind"), [1, 0, 1]);
+    assert_eq!(ints(&path, "big"), [4_294_967_295, 4_294_967_294, 4_294_967_293]);
+    assert_eq!(ints(&path, "flag"), [1, 0, 1]);
+    let score = set.float_column("score").unwrap();
+    let scores = [0, 1, 2].map(|sample| set.float(&score, sample).unwrap());
+    assert_eq!(scores, [0.0_f32, 0.1, 0.2].map(f64::from));
+    let half = set.float_column("half").unwrap();
+    assert_eq!([0, 1, 2].map(|sample| set.float(&half, sample).unwrap()), [0.0, 0.25, 0.5]);
+    let floats = |field: &str, sample: u64| -> Vec<f32> {
+        let bytes = array(&set, field, sample);
+        bytes.chunks(4).map(|word| f32::from_le_bytes(word.try_into().unwrap())).collect()
+    };
+    assert_eq!(floats("wave", 1), [1.0, 1.5, 2.0, 2.5]);
+    assert_eq!(floats("matrix", 2), [2.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
+    let raw = set.bytes_column("raw").unwrap();
+    assert_eq!(set.bytes(&raw, 2, &mut Vec::new()).unwrap(), b"2.png");
+    let image = set.image_column("image").unwrap();
+    let mut scratch = Vec::new();
+    let image = set.image(&image, 2, &mut scratch).unwrap();
+    assert_eq!((image.width, image.height), (4, 2));
+}
+
+#[test]
+fn what_a_parquet_file_cannot_give_is_refused_by_name() {
+    for (field, expected) in [
+        (
+            "day=text",
+            "t.parquet: column \"day\" has dates or times: convert it to numbers or to texts",
+        ),
+        ("price=float", "t.parquet: column \"price\" has decimals: convert it to floats"),
+        (
+            "words=text",
+            "t.parquet: column \"words\" has lists, and only lists of numbers can be used",
+        ),
+        (
+            "id=int:image",
+            "t.parquet: has no column \"image\"; its columns: id, kind, score, half, big, flag, wave, short, matrix, image.bytes, …",
+        ),
+        (
+            "wave=float",
+            "t.parquet, row 1: column \"wave\" has lists of numbers, which only array takes",
+        ),
+        (
+            "short=array(1,1)",
+            "t.parquet, row 2: column \"short\" has 0 numbers, and the field 1 x 1",
+        ),
+        (
+            "image=class:image.bytes",
+            "t.parquet, row 1: column \"image.bytes\" has bytes that are no text",
+        ),
+        ("half=int", "t.parquet, row 2: column \"half\": \"0.25\" is not a whole number"),
+    ] {
+        let (_folder, options) = parquet(&[field]);
+        assert_eq!(refusal(&options), expected, "{field}");
+    }
+}
+
+/// Which file a row is in depends on its columns, and not on those that are asked for.
+#[test]
+fn rows_of_a_parquet_file_are_split_by_all_their_columns() {
+    let ids = |texts: &[&str], by: Option<&str>| {
+        let (folder, mut options) = parquet(texts);
+        options.others = vec![(folder.path("val.beton"), 0.5)];
+        options.by = by.map(str::to_owned);
+        write(&options).unwrap();
+        ["train.beton", "val.beton"].map(|name| ints(&folder.path(name), "id"))
+    };
+    let whole = ids(&["id=int"], None);
+    assert_eq!(whole.concat().len(), 6);
+    assert_eq!(ids(&["big=int", "id=int", "big2=int:big"], None), whole);
+    let [train, val] = ids(&["id=int"], Some("flag"));
+    assert!([train, val].contains(&vec![-5, 15, 35]));
+}
+
+#[test]
+fn a_damaged_parquet_file_is_refused_or_has_other_values() {
+    let whole = include_bytes!("../fixtures/table.parquet");
+    let texts =
+        ["id=int", "kind=class", "wave=array(2,2)", "image=image:image.bytes", "half=float"];
+    let (folder, mut options) = parquet(&texts);
+    options.skips_bad_rows = true;
+    for cut in [4, 100, whole.len() / 2, whole.len() - 1] {
+        fs::write(&options.from, &whole[..cut]).unwrap();
+        let refused = write(&options).unwrap_err().to_string();
+        assert!(refused.contains("cannot be read as Parquet"), "{refused}");
+    }
+    for position in (4..whole.len()).step_by(7) {
+        let mut damaged = whole.to_vec();
+        damaged[position] ^= 1 << (position % 8);
+        fs::write(&options.from, &damaged).unwrap();
+        if let Err(error) = write(&options) {
+            assert!(error.to_string().contains("t.parquet"), "{error}");
+        }
+        let _ = fs::remove_file(folder.path("train.beton"));
+    }
 }

@@ -158,6 +158,22 @@ mod tests {
     }
 
     #[test]
+    fn the_weights_of_all_layers_but_the_last_are_hidden() {
+        let options =
+            NetworkOptions { channels: 3, outputs: 2, zero_init_gamma: false, blur_pool: false };
+        for name in ["resnet50", "resnet34_1d"] {
+            let network = Arch::named(name).unwrap().describe(&options).unwrap();
+            let weights = network.parameters.iter().filter(|tensor| tensor.decays);
+            let others: Vec<&str> = weights
+                .filter(|tensor| !tensor.is_hidden)
+                .map(|tensor| tensor.name.as_str())
+                .collect();
+            assert_eq!(others, ["fc.weight"], "{name}");
+            assert!(network.parameters.iter().all(|tensor| tensor.decays || !tensor.is_hidden));
+        }
+    }
+
+    #[test]
     fn batch_norm_needs_two_samples_where_one_pixel_is_left() {
         let options =
             NetworkOptions { channels: 3, outputs: 2, zero_init_gamma: false, blur_pool: false };

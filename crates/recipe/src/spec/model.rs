@@ -112,20 +112,21 @@ impl ModelSpec {
         if self.arch.is_causal_lm() { &self.path } else { &self.program }
     }
 
-    /// The patterns of [`freeze`](Self::freeze) for a program; none if one of them is no pattern, which a valid recipe
-    /// has not.
+    /// The patterns of [`freeze`](Self::freeze) for a program.
     #[must_use]
     pub fn freeze_patterns(&self) -> NamePatterns {
-        NamePatterns::new(&self.freeze).unwrap_or_default()
+        NamePatterns::of(&self.freeze)
     }
 
     /// The patterns of [`no_decay`](Self::no_decay), likewise.
     #[must_use]
     pub fn no_decay_patterns(&self) -> NamePatterns {
-        NamePatterns::new(&self.no_decay).unwrap_or_default()
+        NamePatterns::of(&self.no_decay)
     }
+}
 
-    /// Checks that every pattern describes one of the program's `parameters` or, to freeze them, `statistics`.
+impl JobSpec {
+    /// Checks that every pattern describes one of the model's `parameters` or, to freeze them, `statistics`.
     ///
     /// # Errors
     /// The key, the pattern and what is wrong.
@@ -137,13 +138,17 @@ impl ModelSpec {
         let unused = |field: &str, texts: &[String], unused: Option<&str>| match unused {
             None => Ok(()),
             Some(pattern) => Err(format!(
-                "model.{field} = [{}]: {pattern} is the name of no parameter",
+                "{field} = [{}]: {pattern} is the name of no parameter",
                 texts.join(", ")
             )),
         };
+        let Self { model, optimizer, .. } = self;
         let all = parameters.clone().chain(statistics);
-        unused("freeze", &self.freeze, self.freeze_patterns().unused(all))?;
-        unused("no_decay", &self.no_decay, self.no_decay_patterns().unused(parameters))
+        unused("model.freeze", &model.freeze, model.freeze_patterns().unused(all))?;
+        let unused_decay = model.no_decay_patterns();
+        unused("model.no_decay", &model.no_decay, unused_decay.unused(parameters.clone()))?;
+        let adamw = optimizer.adamw();
+        unused("optimizer.adamw", adamw, NamePatterns::of(adamw).unused(parameters))
     }
 }
 
@@ -240,19 +245,16 @@ fn blocks(spec: &JobSpec, rules: &mut Rules) {
 
 /// Rules for patterns of names.
 fn patterns(spec: &JobSpec, rules: &mut Rules) {
-    let model = &spec.model;
-    let mut check = |field: &'static str, texts: &[String]| {
-        if let Err((text, problem)) = NamePatterns::new(texts) {
-            rules.check(false, field, text, &problem);
-        }
-    };
-    check("model.no_decay", &model.no_decay);
+    let (model, adamw) = (&spec.model, spec.optimizer.adamw());
+    rules.patterns("model.no_decay", &model.no_decay);
+    rules.patterns("optimizer.adamw", adamw);
     if model.arch.is_program() {
-        check("model.freeze", &model.freeze);
+        rules.patterns("model.freeze", &model.freeze);
     }
     let decays_all = match spec.optimizer {
         OptimizerSpec::Sgd { decay_norm_and_bias, .. }
-        | OptimizerSpec::AdamW { decay_norm_and_bias, .. } => decay_norm_and_bias,
+        | OptimizerSpec::AdamW { decay_norm_and_bias, .. }
+        | OptimizerSpec::Muon { decay_norm_and_bias, .. } => decay_norm_and_bias,
         OptimizerSpec::Lars { .. } | OptimizerSpec::Lamb { .. } => false,
     };
     rules.check(
@@ -264,8 +266,12 @@ fn patterns(spec: &JobSpec, rules: &mut Rules) {
     // The names do not depend on the number of channels.
     if let Some(network) = model.describe(1) {
         let names = network.parameters.iter().map(|tensor| tensor.name.as_str());
-        if let Some(unused) = model.no_decay_patterns().unused(names) {
-            rules.check(false, "model.no_decay", unused, "is the name of no parameter");
+        for (field, patterns) in
+            [("model.no_decay", &model.no_decay[..]), ("optimizer.adamw", adamw)]
+        {
+            if let Some(unused) = NamePatterns::of(patterns).unused(names.clone()) {
+                rules.check(false, field, unused, "is the name of no parameter");
+            }
         }
     }
 }
@@ -318,7 +324,7 @@ fn causal_lm(spec: &JobSpec, rules: &mut Rules) {
         return;
     }
     let mut unsupported = |used: bool, field: &'static str, value: &dyn Display| {
-        let rule = "is not supported by model.arch = \"causal_lm\": remove it";
+        let rule = "is not supported by model.arch = \"causal_lm\": remove or change it";
         rules.check(!used, field, value, rule);
     };
     unsupported(model.num_classes != 0, "model.num_classes", &model.num_classes);
@@ -332,12 +338,8 @@ fn causal_lm(spec: &JobSpec, rules: &mut Rules) {
     unsupported(augment.mixup_alpha != 0.0, "augment.mixup_alpha", &augment.mixup_alpha);
     let cutmix = augment.cutmix_probability;
     unsupported(cutmix != 0.0, "augment.cutmix_probability", &cutmix);
-    let (lars, lamb) = (
-        matches!(spec.optimizer, OptimizerSpec::Lars { .. }),
-        matches!(spec.optimizer, OptimizerSpec::Lamb { .. }),
-    );
-    unsupported(lars, "optimizer.kind", &"lars");
-    unsupported(lamb, "optimizer.kind", &"lamb");
+    let other = !matches!(spec.optimizer, OptimizerSpec::Sgd { .. } | OptimizerSpec::AdamW { .. });
+    unsupported(other, "optimizer.kind", &spec.optimizer.kind());
     unsupported(
         !model.freeze.is_empty() && spec.adapter.is_some(),
         "model.freeze",
@@ -349,10 +351,12 @@ fn causal_lm(spec: &JobSpec, rules: &mut Rules) {
 fn linear(spec: &JobSpec, rules: &mut Rules) {
     let (model, train) = (&spec.model, &spec.train);
     let mut unsupported = |used: bool, field: &'static str, value: &dyn Display| {
-        rules.check(!used, field, value, "is not supported by model.arch = \"linear\": remove it");
+        let rule = "is not supported by model.arch = \"linear\": remove or change it";
+        rules.check(!used, field, value, rule);
     };
     let sgd = matches!(spec.optimizer, OptimizerSpec::Sgd { .. });
-    unsupported(!sgd, "optimizer.kind", &"other than sgd");
+    let kind = spec.optimizer.kind();
+    unsupported(!sgd, "optimizer.kind", &kind);
     unsupported(model.blur_pool, "model.blur_pool", &true);
     unsupported(!model.no_decay.is_empty(), "model.no_decay", &"patterns");
     unsupported(!model.pretrained.is_empty(), "model.pretrained", &model.pretrained);

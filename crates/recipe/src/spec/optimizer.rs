@@ -67,8 +67,63 @@ pub enum OptimizerSpec {
         #[serde(default)]
         weight_decay: f64,
     },
+    /// Momentum whose step is made orthogonal, for the weights of convolutions and linear layers (Jordan et al. 2024, as
+    /// in `torch.optim.Muon` with `match_rms_adamw`), and AdamW for all other parameters and the last layer. With the
+    /// rates and the decay of AdamW.
+    Muon {
+        /// Factor of the running gradient of those weights, in [0, 1).
+        #[serde(default = "muon_momentum")]
+        momentum: f64,
+        /// Nesterov momentum: look ahead by one momentum step.
+        #[serde(default = "nesterov")]
+        nesterov: bool,
+        /// AdamW's factors of the running gradient and of its running square, in [0, 1).
+        #[serde(default = "betas")]
+        betas: [f64; 2],
+        /// Added to AdamW's denominator, above 0.
+        #[serde(default = "eps")]
+        eps: f64,
+        /// Decoupled decay, multiplied by the learning rate; in [0, 1).
+        #[serde(default)]
+        weight_decay: f64,
+        /// Also decay BatchNorm parameters and biases.
+        #[serde(default)]
+        decay_norm_and_bias: bool,
+        /// Names of further weights for AdamW, where `*` stands for any text.
+        #[serde(default)]
+        adamw: Vec<String>,
+    },
 }
 
+impl OptimizerSpec {
+    /// The value of `kind` in a recipe.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Sgd { .. } => "sgd",
+            Self::AdamW { .. } => "adamw",
+            Self::Lars { .. } => "lars",
+            Self::Lamb { .. } => "lamb",
+            Self::Muon { .. } => "muon",
+        }
+    }
+
+    /// Patterns for the names of weights that Muon leaves to AdamW.
+    #[must_use]
+    pub fn adamw(&self) -> &[String] {
+        match self {
+            Self::Muon { adamw, .. } => adamw,
+            _ => &[],
+        }
+    }
+}
+
+fn muon_momentum() -> f64 {
+    0.95
+}
+fn nesterov() -> bool {
+    true
+}
 fn betas() -> [f64; 2] {
     [0.9, 0.999]
 }
@@ -96,9 +151,12 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
         }
         OptimizerSpec::AdamW { betas, eps, weight_decay, .. }
         | OptimizerSpec::Lamb { betas, eps, weight_decay } => {
-            let valid = betas.iter().all(|beta| (0.0..1.0).contains(beta));
-            rules.check(valid, "optimizer.betas", format!("{betas:?}"), "must be in [0, 1)");
-            rules.positive("optimizer.eps", eps);
+            moments(betas, eps, rules);
+            rules.below_1("optimizer.weight_decay", weight_decay);
+        }
+        OptimizerSpec::Muon { momentum, betas, eps, weight_decay, .. } => {
+            rules.below_1("optimizer.momentum", momentum);
+            moments(betas, eps, rules);
             rules.below_1("optimizer.weight_decay", weight_decay);
         }
         OptimizerSpec::Lars { momentum, weight_decay, trust_coefficient, eps } => {
@@ -108,4 +166,10 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
             rules.below_1("optimizer.weight_decay", weight_decay);
         }
     }
+}
+
+fn moments(betas: [f64; 2], eps: f64, rules: &mut Rules) {
+    let valid = betas.iter().all(|beta| (0.0..1.0).contains(beta));
+    rules.check(valid, "optimizer.betas", format!("{betas:?}"), "must be in [0, 1)");
+    rules.positive("optimizer.eps", eps);
 }

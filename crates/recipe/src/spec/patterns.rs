@@ -16,6 +16,12 @@ impl NamePatterns {
         texts.iter().map(pattern).collect::<Result<_, _>>().map(Self)
     }
 
+    /// The patterns of a valid recipe; none if one of them is no pattern.
+    #[must_use]
+    pub fn of(texts: &[String]) -> Self {
+        Self::new(texts).unwrap_or_default()
+    }
+
     /// Whether one of them describes `name`.
     #[must_use]
     pub fn matches(&self, name: &str) -> bool {

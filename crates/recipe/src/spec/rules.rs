@@ -6,8 +6,8 @@ use std::{borrow::Cow, fmt::Display, ops::RangeInclusive};
 use toml::Value;
 
 use super::{
-    JobSpec, Violation, adapter, augment, checkpoint, cluster, data, ema, evaluation, guard,
-    limits, loss, model, optimizer, precision, schedule, train,
+    JobSpec, NamePatterns, Violation, adapter, augment, checkpoint, cluster, data, ema, evaluation,
+    guard, limits, loss, model, optimizer, precision, schedule, train,
 };
 
 /// Maximum length of a job's name. File systems allow 255 bytes; some is left for suffixes.
@@ -97,6 +97,13 @@ impl Rules {
         if !holds {
             let field = field.into();
             self.0.push(Violation { field, value: value.to_string(), rule: rule.to_owned() });
+        }
+    }
+
+    /// Checks that these are patterns for the names of parameters.
+    pub(super) fn patterns(&mut self, field: &'static str, texts: &[String]) {
+        if let Err((text, problem)) = NamePatterns::new(texts) {
+            self.check(false, field, text, &problem);
         }
     }
 

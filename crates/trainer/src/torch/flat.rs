@@ -56,6 +56,8 @@ pub(super) struct FlatTensor {
     pub(super) decays: bool,
     /// Whether the network computes with a copy in the recipe's number format.
     pub(super) is_cast: bool,
+    /// Whether it is the weight of a hidden layer.
+    is_hidden: bool,
     /// Index in the order of a state dict.
     position: usize,
 }
@@ -77,6 +79,7 @@ impl FlatTensor {
             },
             decays: tensor.decays,
             is_cast: tensor.is_cast,
+            is_hidden: tensor.is_hidden,
             position: tensor.position,
         }
     }
@@ -164,7 +167,7 @@ impl FlatLayout {
     /// Ranges that an optimizer updates, in order: one segment per tensor, or as few as possible.
     pub(super) fn segments(&self, per_tensor: bool) -> Vec<Segment> {
         let mut segments: Vec<Segment> = Vec::new();
-        for entry in in_order(self.parameters.iter().filter(|entry| !entry.frozen)) {
+        for entry in self.trained() {
             let (start, len, decays) = (entry.offset, entry.len(), entry.decays);
             match segments.last_mut() {
                 Some(last)
@@ -174,10 +177,28 @@ impl FlatLayout {
                 {
                     last.len = start + len - last.start;
                 }
-                _ => segments.push(Segment { start, len, decays }),
+                _ => segments.push(Segment { start, len, decays, rows: None }),
             }
         }
         segments
+    }
+
+    /// [`Self::segments`] per tensor. The weights of hidden layers are matrices with a row per output, except those with a
+    /// name that is `excluded`.
+    pub(super) fn matrices(&self, excluded: impl Fn(&str) -> bool) -> Vec<Segment> {
+        let segment = |entry: &FlatTensor| {
+            let (start, len, decays) = (entry.offset, entry.len(), entry.decays);
+            let mut names = std::iter::once(&entry.name).chain(&entry.aliases);
+            let is_matrix = entry.is_hidden && !names.any(|name| excluded(name));
+            let rows = entry.shape.first().copied().filter(|_| is_matrix);
+            Segment { start, len, decays, rows }
+        };
+        self.trained().into_iter().map(segment).collect()
+    }
+
+    /// Trained parameters by offset.
+    fn trained(&self) -> Vec<&FlatTensor> {
+        in_order(self.parameters.iter().filter(|entry| !entry.frozen))
     }
 
     /// Length of the buffer of trained parameters, with padding.

@@ -58,7 +58,7 @@ pub enum BatchNormMode {
 /// A network and its optimizer on one device.
 ///
 /// Regions, all f32: `weights`; with the same length and order the optimizer's `momentum` (SGD, LARS) or `exp_avg` and
-/// `exp_avg_sq` (AdamW, LAMB) and the averaged weights `ema`; with fp16 the three values of `loss_scale`; `bn_running` and
+/// `exp_avg_sq` (AdamW, LAMB, Muon) and the averaged weights `ema`; with fp16 the three values of `loss_scale`; `bn_running` and
 /// its average `bn_running_ema`; `frozen`, if any block is frozen.
 #[derive(Debug)]
 pub struct TorchLearner {

@@ -25,7 +25,7 @@
 //! | `init` | initial values, from the seed alone |
 //! | `input`, `mixing` | bytes to normalised pixels; MixUp and CutMix |
 //! | `task` | targets, loss and metrics |
-//! | `optimizer` | clipping, SGD, AdamW, LARS, LAMB, moving average, loss scale on flat buffers |
+//! | `optimizer` | clipping, SGD, AdamW, LARS, LAMB, Muon, moving average, loss scale on flat buffers |
 //!
 //! The plain methods of tch panic; this code uses only the fallible `f_` forms. Inner modules return
 //! [`tch::TchError`]; the learner adds the name of the operation that failed.

@@ -583,13 +583,14 @@ const WITH_ANY_MODEL: [&[&str]; 9] = [
     &["augment={ flip=0.5, crop_scale=[0.3, 1.0], crop_ratio=[0.5, 2.0] }"],
     &["train.resolution=32", "train.phases=[{ from_epoch=1, resolution=32, global_batch=24 }]"],
 ];
-const WITH_A_PROGRAM: [&[&str]; 4] = [
+const WITH_A_PROGRAM: [&[&str]; 5] = [
     &[
         "optimizer={ kind='sgd', momentum=0.9, decay_norm_and_bias=true }",
         "train.clip_grad_norm=0.1",
     ],
     &["optimizer={ kind='adamw', weight_decay=0.05 }", "ema={ decay=0.9, every_steps=2 }"],
     &["optimizer={ kind='lars', momentum=0.9, weight_decay=1e-2 }"],
+    &["optimizer={ kind='muon', weight_decay=1e-2 }", "ema={ decay=0.9 }"],
     &["train.recompute=['norm', 'drop']", "train.grad_accumulation=3", "data.drop_last=true"],
 ];
 const WITH_A_NETWORK: [&[&str]; 5] = [

@@ -13,7 +13,7 @@ use crate::{
     output,
 };
 
-/// Write the columns of a CSV or TSV file as a .beton file, and parts of its rows as others
+/// Write the columns of a CSV, TSV or Parquet file as a .beton file, and parts of its rows as others
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
 Examples:
@@ -24,6 +24,10 @@ Examples:
   baton data table --from patients.tsv --to train.beton \\
       --field features=floats:age,weight,pulse --field label=class:diagnosis
       three numbers, and the class in text, whose names are listed in train.beton.label.classes.txt
+
+  baton data table --from train-00000-of-00001.parquet --to train.beton \\
+      --field image=image:image.bytes --field label=int
+      a data set of Hugging Face
 
   baton data table --from photos.csv --to train.beton --val val.beton --val-share 0.1 \\
       --field image=image:file --field label=class:species --stratify label
@@ -37,15 +41,18 @@ Kinds of fields; the column has the name of the field unless `:COLUMN` names ano
   floats:COLUMN,COLUMN…    finite numbers, f32 of shape (columns)
   letters(ALPHABET,LENGTH) positions in the alphabet from 1 on, u8 of shape (LENGTH), 0 behind the text's end
   onehot(ALPHABET,LENGTH)  f32 of shape (letters of the alphabet, LENGTH)
-  image                    the image in the file that the text names, from the table's folder on
-  array(CHANNELS,LENGTH)   the numbers in the .npy, .wav or .flac file that the text names, f32 of that shape
+  image                    the image in the file that the text names, from the table's folder on, or in the bytes of a
+                           Parquet column
+  array(CHANNELS,LENGTH)   the numbers in the .npy, .wav or .flac file that the text names, or in a list of a Parquet
+                           column, f32 of that shape
   mel(RATE,TRANSFORM,HOP,BANDS,FRAMES)
                            the log-mel spectrogram of such a file, f32 of shape (BANDS, FRAMES), as torchaudio makes it
 
-The first line of the table names its columns. A hash decides in which file a row is, of the whole row or of its value in
---by; so it does not depend on other rows, except with --stratify. Every value is checked before a file gets its name.")]
+The first line of the table names its columns, or its Parquet schema does: image.bytes is the column `bytes` of the group
+`image`. A hash decides in which file a row is, of the whole row or of its value in --by; so it does not depend on other rows,
+except with --stratify. Every value is checked before a file gets its name.")]
 pub(crate) struct Args {
-    /// A table: columns are separated by tabs if its name ends with .tsv, by commas otherwise
+    /// A table: a Parquet file, or text whose columns are separated by tabs if its name ends with .tsv, by commas otherwise
     #[arg(long, value_name = "TABLE")]
     from: PathBuf,
     /// A field of each sample; may be repeated

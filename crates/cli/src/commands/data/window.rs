@@ -27,7 +27,7 @@ Examples:
       .wav files with one label each; windows overlap by half
 
 Recordings are files in one folder: .npy of shape (time) or (channels, time), .wav or .flac. A recording's name is that of its
-file, without the ending. The labels are a CSV file with columns for the recording's name, the label and, if it changes,
+file, without the ending. The labels are a CSV or Parquet file with columns for the recording's name, the label and, if it changes,
 its time in seconds since the recording's beginning.
 
 Fields of the file: `signal`, f32 of shape (channels, length); `label`, Float; `recording` and `start`, Int: which recording
@@ -44,7 +44,7 @@ pub(crate) struct Args {
     /// Positions from the start of a window to the start of the next [default: the length]
     #[arg(long, value_name = "N")]
     stride: Option<usize>,
-    /// CSV file with the labels
+    /// CSV or Parquet file with the labels
     #[arg(long, value_name = "FILE")]
     labels: PathBuf,
     /// Column with the recording's name

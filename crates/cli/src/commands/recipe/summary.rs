@@ -212,7 +212,8 @@ fn optimizer(spec: &JobSpec) -> String {
     let (OptimizerSpec::Sgd { weight_decay, .. }
     | OptimizerSpec::AdamW { weight_decay, .. }
     | OptimizerSpec::Lars { weight_decay, .. }
-    | OptimizerSpec::Lamb { weight_decay, .. }) = &spec.optimizer;
+    | OptimizerSpec::Lamb { weight_decay, .. }
+    | OptimizerSpec::Muon { weight_decay, .. }) = &spec.optimizer;
     let mut parts = vec![word(&spec.optimizer), format!("weight decay {weight_decay}")];
     if let Some(norm) = spec.train.clip_grad_norm {
         parts.push(format!("gradient clipped to a norm of {norm}"));

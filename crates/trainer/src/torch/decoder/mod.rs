@@ -151,7 +151,7 @@ impl DecoderNetwork {
             }
         }
         let names = || description.parameters.iter().map(|tensor| tensor.name.as_str());
-        spec.model.check_patterns(names(), std::iter::empty()).map_err(Error::Recipe)?;
+        spec.check_patterns(names(), std::iter::empty()).map_err(Error::Recipe)?;
         let tensors = model.decoder.tensors();
         let index = |name: &str| {
             let index = tensors.iter().position(|tensor| tensor.name == name);

@@ -37,7 +37,7 @@ impl Optimizer {
             }
         };
         let corrections = match &self.rule {
-            Rule::AdamW { betas, .. } | Rule::Lamb { betas, .. } => {
+            Rule::AdamW { betas, .. } | Rule::Lamb { betas, .. } | Rule::Muon { betas, .. } => {
                 let [mean, square] = betas.map(|beta| -> tch::Result<Tensor> {
                     let power = updates.f_mul_scalar(libm::log(beta))?.f_exp()?;
                     power.f_neg()?.f_add_scalar(1.0)
@@ -155,6 +155,30 @@ impl Optimizer {
                     false => minus_lr,
                 };
                 let _ = weights.f_addcmul_(&step, &rate)?;
+            }
+            Rule::Muon { muon, betas, eps, mean, square } => {
+                let _ = weights.f_mul_(&scalars.shrink(lr * decay)?)?;
+                let mut mean = of(mean)?;
+                if let Some(rows) = segment.rows {
+                    let _ =
+                        mean.f_lerp_tensor_(&gradient, &scalars.if_finite(1.0 - muon.momentum)?)?;
+                    let direction = match muon.nesterov {
+                        true => gradient.f_lerp(&mean, muon.momentum)?,
+                        false => mean,
+                    };
+                    let _ = weights.f_addcmul_(&muon.step(&direction, rows)?, &minus_lr)?;
+                } else {
+                    let Some([mean_correction, square_correction]) = corrections else {
+                        return Ok(());
+                    };
+                    let direction = scalars.adam_direction(
+                        [mean, of(square)?],
+                        &gradient,
+                        (*betas, *eps),
+                        square_correction,
+                    )?;
+                    let _ = weights.f_addcmul_(&direction, &minus_lr.f_div(mean_correction)?)?;
+                }
             }
         }
         Ok(())

@@ -13,7 +13,7 @@ use std::{
 
 use tch::Tensor;
 
-use super::{CLIP_EPSILON, Optimizer, Rates, Rule, Scaler, Segment};
+use super::{CLIP_EPSILON, Optimizer, Rates, Rule, Scaler, Segment, muon::Muon};
 use crate::torch::buffer::{read, write};
 
 /// Number of values per block: 64 KiB of each buffer. Another number would change the bits of the gradient's norm.
@@ -108,7 +108,7 @@ impl Optimizer {
             };
             // Its values are not needed any more.
             let mut gradient = gradient.shallow_clone();
-            self.update_weights(write(weights), write(&mut gradient), scalars);
+            self.update_weights(write(weights), write(&mut gradient), scalars)?;
         } else if let (Some(share), Some(average)) = (share, &mut self.average) {
             blend(write(&mut average.weights), read(weights), share);
         }
@@ -123,15 +123,31 @@ impl Optimizer {
         weights: &mut [f32],
         gradient: &mut [f32],
         mut scalars: UpdateScalars,
-    ) {
+    ) -> tch::Result<()> {
         let mut decays: Vec<f32> = self.segments.iter().map(|s| self.decay_of(*s) as f32).collect();
-        if matches!(self.rule, Rule::Lamb { .. }) {
-            self.lamb_step(weights, gradient, &decays, &scalars);
-            // The step contains the factor and the decay.
-            scalars.factor = 1.0;
-            decays.fill(0.0);
+        match &mut self.rule {
+            Rule::Lamb { betas, eps, mean, square } => {
+                let moments = [write(mean), write(square)];
+                let values = (&*weights, &mut *gradient);
+                adam_step(&self.segments, values, moments, (*betas, *eps), &decays, &scalars);
+                // The step contains the factor and the decay.
+                scalars.factor = 1.0;
+                decays.fill(0.0);
+            }
+            Rule::Muon { muon, betas, eps, mean, square } => {
+                let (matrices, others): (Vec<Segment>, Vec<Segment>) =
+                    self.segments.iter().copied().partition(|segment| segment.rows.is_some());
+                let moments = [write(mean), write(square)];
+                let values = (&*weights, &mut *gradient);
+                let no_decay = vec![0.0; others.len()];
+                adam_step(&others, values, moments, (*betas, *eps), &no_decay, &scalars);
+                muon_step(*muon, &matrices, gradient, write(mean), scalars.factor)?;
+                scalars.factor = 1.0;
+            }
+            Rule::Sgd { .. } | Rule::AdamW { .. } | Rule::Lars { .. } => {}
         }
         self.apply(weights, gradient, &decays, &scalars);
+        Ok(())
     }
 
     fn apply(
@@ -147,7 +163,8 @@ impl Optimizer {
             Rule::Sgd { velocity, .. } => (velocity.as_mut(), None),
             Rule::AdamW { mean, square, .. } => (Some(mean), Some(square)),
             Rule::Lars { velocity, .. } => (Some(velocity), None),
-            Rule::Lamb { .. } => (None, None),
+            // Their moments are part of the step already.
+            Rule::Lamb { .. } | Rule::Muon { .. } => (None, None),
         };
         let segments = &self.segments;
         let mut moments = [first, second]
@@ -170,33 +187,6 @@ impl Optimizer {
         in_parallel(blocks, threads(), &|block| kernel.run(block, scalars));
     }
 
-    /// Updates the moments of LAMB and replaces the gradient by the step without its rates: `m / (√s + ε) + λ w`, with
-    /// both moments divided by their bias corrections.
-    fn lamb_step(
-        &mut self,
-        weights: &[f32],
-        gradient: &mut [f32],
-        decays: &[f32],
-        scalars: &UpdateScalars,
-    ) {
-        let Rule::Lamb { betas, eps, mean, square } = &mut self.rule else { return };
-        let [bias1, bias2] = betas.map(|beta| (1.0 - libm::pow(beta, scalars.updates)) as f32);
-        let [take_mean, take_square] = betas.map(|beta| (1.0 - beta) as f32);
-        let (keep_square, eps, factor) = (betas[1] as f32, *eps as f32, scalars.factor);
-        let segments = &self.segments;
-        let moments = zip(blocks_mut(write(mean), segments), blocks_mut(write(square), segments));
-        let values = zip(blocks(weights, segments), blocks_mut(gradient, segments));
-        let blocks = zip(zip(values, moments), per_block(decays, segments)).collect();
-        in_parallel(blocks, threads(), &|(((weights, gradient), (mean, square)), decay)| {
-            for ((w, g), (m, s)) in zip(zip(weights, gradient), zip(mean, square)) {
-                let gradient = *g * factor;
-                *m += take_mean * (gradient - *m);
-                *s = keep_square * *s + take_square * (gradient * gradient);
-                *g = (*m / bias1) / ((*s / bias2).sqrt() + eps) + decay * w;
-            }
-        });
-    }
-
     /// The factor of the rate of each layer's weight, 1 for other parameters: `η ‖w‖ / (‖g‖ + λ ‖w‖)` with LARS, `‖w‖`
     /// divided by the norm of the step with LAMB.
     fn layer_rates(&self, weights: &[f32], gradient: &[f32], scalars: &UpdateScalars) -> Vec<f32> {
@@ -215,6 +205,57 @@ impl Optimizer {
         };
         self.segments.iter().map(rate).collect()
     }
+}
+
+/// Updates Adam's moments and replaces the gradient by the step without its rates: `m / (√s + ε) + λ w`, with both moments
+/// divided by their bias corrections.
+fn adam_step(
+    segments: &[Segment],
+    (weights, gradient): (&[f32], &mut [f32]),
+    [mean, square]: [&mut [f32]; 2],
+    (betas, eps): ([f64; 2], f64),
+    decays: &[f32],
+    scalars: &UpdateScalars,
+) {
+    let [bias1, bias2] = betas.map(|beta| (1.0 - libm::pow(beta, scalars.updates)) as f32);
+    let [take_mean, take_square] = betas.map(|beta| (1.0 - beta) as f32);
+    let (keep_square, eps, factor) = (betas[1] as f32, eps as f32, scalars.factor);
+    let moments = zip(blocks_mut(mean, segments), blocks_mut(square, segments));
+    let values = zip(blocks(weights, segments), blocks_mut(gradient, segments));
+    let blocks = zip(zip(values, moments), per_block(decays, segments)).collect();
+    in_parallel(blocks, threads(), &|(((weights, gradient), (mean, square)), decay)| {
+        for ((w, g), (m, s)) in zip(zip(weights, gradient), zip(mean, square)) {
+            let gradient = *g * factor;
+            *m += take_mean * (gradient - *m);
+            *s = keep_square * *s + take_square * (gradient * gradient);
+            *g = (*m / bias1) / ((*s / bias2).sqrt() + eps) + decay * w;
+        }
+    });
+}
+
+/// Updates Muon's momentum and replaces the gradient by the step without its rate.
+fn muon_step(
+    muon: Muon,
+    matrices: &[Segment],
+    gradient: &mut [f32],
+    mean: &mut [f32],
+    factor: f32,
+) -> tch::Result<()> {
+    let (take, ahead) = ((1.0 - muon.momentum) as f32, muon.momentum as f32);
+    let blocks = zip(blocks_mut(gradient, matrices), blocks_mut(mean, matrices)).collect();
+    in_parallel(blocks, threads(), &|(gradient, mean)| {
+        for (g, m) in zip(gradient, mean) {
+            let gradient = *g * factor;
+            *m += take * (gradient - *m);
+            *g = if muon.nesterov { gradient + ahead * (*m - gradient) } else { *m };
+        }
+    });
+    for Segment { start, len, rows, .. } in matrices {
+        let values = &mut gradient[*start as usize..][..*len as usize];
+        let step = muon.step(&Tensor::f_from_slice(values)?, rows.unwrap_or(1))?;
+        values.copy_from_slice(read(&step));
+    }
+    Ok(())
 }
 
 /// Scalars of one update.
@@ -261,8 +302,10 @@ impl UpdateKernel {
             Rule::Lars { momentum, .. } => {
                 Self::Sgd { lr, momentum: momentum as f32, nesterov: false }
             }
-            // The step is the gradient of plain SGD.
-            Rule::Lamb { .. } => Self::Sgd { lr, momentum: 0.0, nesterov: false },
+            // The step is the gradient of plain SGD. An L2 penalty is then the same as decoupled decay.
+            Rule::Lamb { .. } | Rule::Muon { .. } => {
+                Self::Sgd { lr, momentum: 0.0, nesterov: false }
+            }
             Rule::AdamW { betas, eps, .. } => {
                 let [bias1, bias2] = betas.map(|beta| 1.0 - libm::pow(beta, scalars.updates));
                 Self::AdamW {

@@ -1,9 +1,9 @@
-//! The optimizer update from the summed gradient: unscale, clip, SGD, AdamW, LARS or LAMB, moving average.
+//! The optimizer update from the summed gradient: unscale, clip, SGD, AdamW, LARS, LAMB or Muon, moving average.
 //!
 //! Formulas are those of `torch.nn.utils.clip_grad_norm_`, `torch.optim.SGD` (dampening 0),
 //! `torch.optim.AdamW` (without amsgrad), You et al. 2017 (arXiv 1708.03888, algorithm 1, but with the
 //! global rate outside the velocity, as in `torch.optim.SGD`: the same at a constant rate),
-//! You et al. 2020 (arXiv 1904.00962, algorithm 2, with φ the identity),
+//! You et al. 2020 (arXiv 1904.00962, algorithm 2, with φ the identity), `torch.optim.Muon` (with `match_rms_adamw`),
 //! `torch.optim.swa_utils.get_ema_multi_avg_fn` and `torch.amp.GradScaler`. Moments start at zero,
 //! which for SGD equals torch's first step (`buffer = gradient`).
 //!
@@ -14,10 +14,15 @@
 mod device;
 mod fused;
 mod host;
+mod muon;
 
-use baton_recipe::{JobSpec, Step, spec};
+use baton_recipe::{
+    JobSpec, Step,
+    spec::{self, NamePatterns},
+};
 use tch::{Device, Kind, Tensor};
 
+use self::muon::Muon;
 use super::{buffer::read, flat::FlatLayout};
 
 /// Added to the norm when clipping; torch's constant.
@@ -32,6 +37,8 @@ pub(super) struct Segment {
     pub(super) len: i64,
     /// Whether weight decay applies, and LARS and LAMB use a separate rate.
     pub(super) decays: bool,
+    /// Number of rows of the matrix that Muon makes orthogonal.
+    pub(super) rows: Option<i64>,
 }
 
 /// The update rule with its state.
@@ -55,6 +62,7 @@ enum Rule {
     AdamW { betas: [f64; 2], eps: f64, mean: Tensor, square: Tensor },
     Lars { momentum: f64, trust: f64, eps: f64, velocity: Tensor },
     Lamb { betas: [f64; 2], eps: f64, mean: Tensor, square: Tensor },
+    Muon { muon: Muon, betas: [f64; 2], eps: f64, mean: Tensor, square: Tensor },
 }
 
 /// The moving average of the weights.
@@ -102,6 +110,20 @@ impl Optimizer {
                 let rule = Rule::Lamb { betas, eps, mean: zeros()?, square: zeros()? };
                 (rule, weight_decay, false)
             }
+            spec::OptimizerSpec::Muon {
+                momentum,
+                nesterov,
+                betas,
+                eps,
+                weight_decay,
+                decay_norm_and_bias,
+                adamw: _,
+            } => {
+                let muon =
+                    Muon { momentum, nesterov, kind: muon::kind(device, spec.precision.compute) };
+                let rule = Rule::Muon { muon, betas, eps, mean: zeros()?, square: zeros()? };
+                (rule, weight_decay, decay_norm_and_bias)
+            }
         };
         let average = match &spec.ema {
             None => None,
@@ -121,7 +143,14 @@ impl Optimizer {
         let gaps = layout.gaps.iter();
         Ok(Self {
             gaps: gaps.map(|(at, len)| (*at as usize, *len as usize)).collect(),
-            segments: layout.segments(matches!(rule, Rule::Lars { .. } | Rule::Lamb { .. })),
+            segments: match rule {
+                Rule::Sgd { .. } | Rule::AdamW { .. } => layout.segments(false),
+                Rule::Lars { .. } | Rule::Lamb { .. } => layout.segments(true),
+                Rule::Muon { .. } => {
+                    let adamw = NamePatterns::of(spec.optimizer.adamw());
+                    layout.matrices(|name| adamw.matches(name))
+                }
+            },
             rule,
             weight_decay,
             decay_all,
@@ -135,9 +164,9 @@ impl Optimizer {
     pub(super) fn state(&mut self) -> Vec<(&'static str, &mut Tensor)> {
         let mut state = match &mut self.rule {
             Rule::Sgd { velocity, .. } => velocity.iter_mut().map(|v| ("momentum", v)).collect(),
-            Rule::AdamW { mean, square, .. } | Rule::Lamb { mean, square, .. } => {
-                vec![("exp_avg", mean), ("exp_avg_sq", square)]
-            }
+            Rule::AdamW { mean, square, .. }
+            | Rule::Lamb { mean, square, .. }
+            | Rule::Muon { mean, square, .. } => vec![("exp_avg", mean), ("exp_avg_sq", square)],
             Rule::Lars { velocity, .. } => vec![("momentum", velocity)],
         };
         state.extend(self.average.iter_mut().map(|ema| ("ema", &mut ema.weights)));

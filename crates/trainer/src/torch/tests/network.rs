@@ -72,6 +72,7 @@ proptest! {
                 init,
                 decays,
                 is_cast,
+                is_hidden: decays,
                 role,
                 position,
             };

@@ -26,6 +26,7 @@ fn layout_of(tensors: &[(&str, &[u64], TensorRole)]) -> FlatLayout {
             init: Init::Constant(0.0),
             decays: shape.len() > 1,
             is_cast: shape.len() > 1,
+            is_hidden: shape.len() > 1,
             role: *role,
             position,
         });
@@ -221,6 +222,80 @@ fn lamb_follows_its_paper() {
     });
 }
 
+/// Five steps of the iteration in f64, on a matrix of 2 rows.
+fn orthogonal(matrix: &[f64]) -> Vec<f64> {
+    let norm = matrix.iter().map(|v| v * v).sum::<f64>().sqrt();
+    let mut rows: Vec<Vec<f64>> =
+        matrix.chunks(KERNEL / 2).map(|row| row.iter().map(|v| v / norm).collect()).collect();
+    for _ in 0..5 {
+        let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
+        let (p, q, r) = (dot(&rows[0], &rows[0]), dot(&rows[0], &rows[1]), dot(&rows[1], &rows[1]));
+        let polynomial = |linear: f64, square: f64| -4.7750 * linear + 2.0315 * square;
+        let (a, b, c) = (
+            polynomial(p, p * p + q * q),
+            polynomial(q, p * q + q * r),
+            polynomial(r, q * q + r * r),
+        );
+        let column = |i: usize| (rows[0][i], rows[1][i]);
+        let row = |of: &dyn Fn((f64, f64)) -> f64| (0..KERNEL / 2).map(|i| of(column(i))).collect();
+        rows = vec![
+            row(&|(x, y)| 3.4445 * x + a * x + b * y),
+            row(&|(x, y)| 3.4445 * y + b * x + c * y),
+        ];
+    }
+    rows.concat()
+}
+
+/// `torch.optim.Muon` for the kernel, AdamW for the bias.
+#[test]
+fn muon_follows_torchs_formula() {
+    let unbiased =
+        |moment: f64, beta: f64, step: u64| moment / (1.0 - beta.powf(step as f64 + 1.0));
+    for (momentum, nesterov) in [(0.95, true), (0.5, false)] {
+        let optimizer = format!(
+            "optimizer={{kind='muon', momentum={momentum}, nesterov={nesterov}, betas=[0.8, 0.9], eps=1e-3, \
+             weight_decay=0.05}}"
+        );
+        let (mut means, mut squares) = ([0.0; PARAMETERS], [0.0; PARAMETERS]);
+        compare(&[&optimizer], |weights, gradient, step| {
+            let lr = rate_at(step);
+            let mut ahead = [0.0; KERNEL];
+            for i in 0..KERNEL {
+                means[i] = momentum * means[i] + (1.0 - momentum) * gradient[i];
+                ahead[i] = match nesterov {
+                    true => momentum * means[i] + (1.0 - momentum) * gradient[i],
+                    false => means[i],
+                };
+            }
+            for (weight, step) in weights.iter_mut().zip(orthogonal(&ahead)) {
+                *weight = *weight * (1.0 - lr * 0.05) - lr * 0.2 * 8_f64.sqrt() * step;
+            }
+            for i in KERNEL..PARAMETERS {
+                means[i] = 0.8 * means[i] + 0.2 * gradient[i];
+                squares[i] = 0.9 * squares[i] + 0.1 * gradient[i] * gradient[i];
+                weights[i] -= lr * unbiased(means[i], 0.8, step)
+                    / (unbiased(squares[i], 0.9, step).sqrt() + 1e-3);
+            }
+        });
+    }
+}
+
+#[test]
+fn weights_that_muon_leaves_to_adamw_change_as_with_adamw() {
+    let start = start();
+    let muon = "optimizer={kind='muon', weight_decay=0.05, adamw=['fc.*']}";
+    let adamw = "optimizer={kind='adamw', weight_decay=0.05}";
+    let sides = |optimizer| Side::all(&recipe(&[optimizer]), &layout(), &start);
+    for (mut muon, mut adamw) in sides(muon).into_iter().zip(sides(adamw)) {
+        for step in 0..UPDATES {
+            muon.update(&gradient_at(step), step, rate_at(step));
+            adamw.update(&gradient_at(step), step, rate_at(step));
+        }
+        let error = relative_error(&muon.weights, &adamw.weights);
+        assert!(error < 1e-6, "{:?}: {error}", muon.implementation);
+    }
+}
+
 /// `torch.nn.utils.clip_grad_norm_`.
 #[test]
 fn a_gradient_above_the_norm_is_scaled_down_to_it() {
@@ -259,6 +334,7 @@ fn an_overflow_changes_the_loss_scale_and_nothing_else() {
         "optimizer={kind='adamw', weight_decay=0.1}",
         "optimizer={kind='lars', momentum=0.9}",
         "optimizer={kind='lamb', weight_decay=0.1}",
+        "optimizer={kind='muon', weight_decay=0.1}",
     ] {
         let scale =
             "precision.loss_scale={initial=8.0, growth=4.0, backoff=0.5, growth_interval=2}";

@@ -219,7 +219,7 @@ fn arrays_arrive_in_the_shape_that_they_have_in_the_data() {
 #[test]
 fn parameters_without_values_take_nothing_from_their_neighbours() {
     let path = format!("model.program={}", fixture("without_values.pt2"));
-    for optimizer in ["sgd", "adamw", "lars", "lamb"] {
+    for optimizer in ["sgd", "adamw", "lars", "lamb", "muon"] {
         let kind = format!("optimizer={{ kind = '{optimizer}' }}");
         let mut learner = program(&[&path, &kind]);
         let mut leaf = learner.new_leaf().unwrap();
