@@ -29,8 +29,6 @@ build=(env CARGO_HOME="$cargo_home" RUSTUP_HOME="$rustup_home" CARGO_TARGET_DIR=
     BATON_RPATH="\$ORIGIN/../../../torch/lib"
     RUSTFLAGS="${maps[*]/#/--remap-path-prefix=}"
     CFLAGS="${maps[*]/#/-ffile-prefix-map=}" CXXFLAGS="${maps[*]/#/-ffile-prefix-map=}"
-    # A dependency (ahash) would take random numbers at each build.
-    CONST_RANDOM_SEED=baton
     BATON_REVISION="$(git rev-parse --short=12 HEAD)"
     cargo build --locked --offline --profile dist --workspace --bins)
 

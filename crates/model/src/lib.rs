@@ -14,6 +14,7 @@
 #![forbid(unsafe_code)]
 
 pub mod builder;
+mod depth;
 pub mod float;
 mod integers;
 pub mod layer;
@@ -24,6 +25,7 @@ use std::ops::Range;
 
 pub use self::{
     builder::Builder,
+    depth::layers_above,
     float::Float,
     integers::Integers,
     layer::{ConvNorm, Layer, Linear},
@@ -86,7 +88,7 @@ pub struct Tensor {
     pub decays: bool,
     /// Whether it is cast to the recipe's number format for computation; otherwise it stays in f32.
     pub is_cast: bool,
-    /// Whether it is the weight of a convolution or a linear layer before the last one: what Muon makes orthogonal.
+    /// Whether it is the weight of a convolution or a linear layer, but not of the last one: what Muon makes orthogonal.
     pub is_hidden: bool,
     /// Whether training changes it.
     pub role: TensorRole,

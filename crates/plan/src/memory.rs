@@ -258,7 +258,7 @@ fn moments(optimizer: &OptimizerSpec) -> (u64, &'static str) {
         OptimizerSpec::AdamW { .. } => (2, "AdamW's two moments"),
         OptimizerSpec::Lars { .. } => (1, "LARS's momentum"),
         OptimizerSpec::Lamb { .. } => (2, "LAMB's two moments"),
-        OptimizerSpec::Muon { .. } => (2, "the momentum of Muon and AdamW's two moments"),
+        OptimizerSpec::Muon { .. } => (2, "Muon's momentum or AdamW's mean, and AdamW's square"),
     }
 }
 

@@ -6,7 +6,10 @@
 
 pub use baton_model::InputShape;
 use baton_model::{ConvNorm, Layer, Linear, NetworkDescription, Size, Tensor};
-use baton_recipe::{JobSpec, spec::ModelSpec};
+use baton_recipe::{
+    JobSpec,
+    spec::{ModelSpec, NamePatterns, OptimizerSpec},
+};
 
 use crate::{
     layer::{NetworkOperation, OperationKind, PassCost, Traffic},
@@ -26,15 +29,50 @@ pub struct Network {
     /// Data kept in memory during a pass whatever the number of samples, bytes: copies of weights that autocast makes in
     /// every pass, and the statistics of BatchNorm in programs.
     pub kept_per_pass: u64,
-    /// Multiply-adds with which Muon makes the steps of all hidden weights orthogonal.
-    pub muon_macs: u64,
+    /// Trained weights whose steps Muon makes orthogonal, unless the recipe leaves them to AdamW.
+    pub hidden: Vec<HiddenWeight>,
     /// Memory for uses that other networks do not have.
     pub parts: Vec<MemoryPart>,
     /// Blocks that are recomputed for the gradient even if `train.recompute` does not name them.
     pub recomputed: Vec<String>,
 }
 
+/// A weight of a convolution or linear layer, as a matrix.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HiddenWeight {
+    /// All its names.
+    pub names: Vec<String>,
+    /// Its outputs.
+    pub rows: u64,
+    /// Weights of an output.
+    pub columns: u64,
+}
+
+impl HiddenWeight {
+    /// Multiply-adds of Muon's five iterations for an m x n matrix, m not above n: two products with n columns and one of m x m
+    /// matrices each (`crates/trainer/src/torch/optimizer/muon.rs`).
+    fn muon_macs(&self) -> u64 {
+        let (m, n) = (self.rows.min(self.columns), self.rows.max(self.columns));
+        let columns = n.saturating_mul(2).saturating_add(m);
+        m.saturating_mul(m).saturating_mul(columns).saturating_mul(5)
+    }
+}
+
 impl Network {
+    /// Number and multiply-adds of the matrices that Muon makes orthogonal in each step; none with another optimizer.
+    #[must_use]
+    pub fn muon(&self, spec: &JobSpec) -> (u64, u64) {
+        if !matches!(spec.optimizer, OptimizerSpec::Muon { .. }) {
+            return (0, 0);
+        }
+        let adamw = NamePatterns::of(spec.optimizer.adamw());
+        let is_adamw = |weight: &&HiddenWeight| weight.names.iter().any(|name| adamw.matches(name));
+        let matrices = self.hidden.iter().filter(|weight| !is_adamw(weight));
+        matrices.fold((0, 0_u64), |(count, macs), weight| {
+            (count + 1, macs.saturating_add(weight.muon_macs()))
+        })
+    }
+
     /// The network of `model` for samples of this shape; `None` if it is not made of layers.
     #[must_use]
     pub fn new(model: &ModelSpec, input: InputShape) -> Option<Self> {
@@ -55,12 +93,12 @@ impl Network {
         }
         walk.block = None;
         network.head.layers.iter().for_each(|layer| walk.layer(layer));
-        Self { muon_macs: muon_macs(network), ..Self::of_operations(walk.layers) }
+        Self { hidden: hidden(network), ..Self::of_operations(walk.layers) }
     }
 
     pub(crate) fn of_operations(layers: Vec<NetworkOperation>) -> Self {
-        let (kept_per_pass, muon_macs) = (0, 0);
-        Self { layers, kept_per_pass, muon_macs, parts: Vec::new(), recomputed: Vec::new() }
+        let (hidden, parts, recomputed) = (Vec::new(), Vec::new(), Vec::new());
+        Self { layers, kept_per_pass: 0, hidden, parts, recomputed }
     }
 
     /// Whether an operation is computed again for the gradient.
@@ -292,18 +330,14 @@ impl NetworkWalker<'_> {
     }
 }
 
-/// Of an m x n matrix, m not above n: five iterations of two products with n columns and one of m x m matrices, see
-/// `crates/trainer/src/torch/optimizer/muon.rs`.
-pub(crate) fn muon_macs(network: &NetworkDescription) -> u64 {
+pub(crate) fn hidden(network: &NetworkDescription) -> Vec<HiddenWeight> {
     let hidden = network.parameters.iter().filter(|tensor| tensor.is_hidden && !tensor.is_frozen());
-    let macs = hidden.map(|tensor| {
+    let hidden = hidden.map(|tensor| {
         let rows = tensor.shape.first().copied().unwrap_or(1).max(1);
-        let columns = tensor.len() / rows;
-        let (m, n) = (rows.min(columns), rows.max(columns));
-        let product = m.saturating_mul(m).saturating_mul(2 * n + m);
-        product.saturating_mul(5)
+        let names = std::iter::once(&tensor.name).chain(&tensor.aliases).cloned().collect();
+        HiddenWeight { names, rows, columns: tensor.len() / rows }
     });
-    macs.fold(0, u64::saturating_add)
+    hidden.collect()
 }
 
 /// Converts u8 to f32, subtracts the mean, divides by the deviation, converts to the working format.

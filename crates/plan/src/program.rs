@@ -7,7 +7,7 @@ use baton_recipe::spec::Compute;
 
 use crate::{
     layer::{NetworkOperation, OperationKind, PassCost, Traffic},
-    network::{F32_BYTES, Network, input_cost, muon_macs},
+    network::{F32_BYTES, Network, hidden, input_cost},
 };
 
 /// Most bytes, values or multiplications of one operation. The file could claim any number, and sums must not overflow.
@@ -43,8 +43,8 @@ impl Network {
         }
         layers.extend(costs.operators.iter().map(of_operator));
         let kept_per_pass = costs.kept().fixed.min(MOST);
-        let muon_macs = muon_macs(&program.describe());
-        Ok(Self { kept_per_pass, muon_macs, ..Self::of_operations(layers) })
+        let hidden = hidden(&program.describe());
+        Ok(Self { kept_per_pass, hidden, ..Self::of_operations(layers) })
     }
 }
 

@@ -164,10 +164,7 @@ impl StepEstimate {
             roofline.move_seconds(flattened * micro_batches as f64 + summed, 2 * micro_batches);
         let all_reduce = AllReduceEstimate::new(spec, network, machine, ranks);
         let optimizer_bytes = optimizer_bytes(spec, network);
-        let muon_macs = match spec.optimizer {
-            OptimizerSpec::Muon { .. } => network.muon_macs,
-            _ => 0,
-        };
+        let (_, muon_macs) = network.muon(spec);
         let optimizer_seconds = roofline
             .move_seconds(optimizer_bytes, optimizer_launches(spec, network))
             + roofline.arithmetic_seconds(2.0 * muon_macs as f64);
@@ -208,7 +205,7 @@ fn optimizer_launches(spec: &JobSpec, network: &Network) -> u64 {
         OptimizerSpec::Sgd { .. } | OptimizerSpec::AdamW { .. } => 2 * 12,
         OptimizerSpec::Lars { .. } => network.tensors() * 20,
         OptimizerSpec::Lamb { .. } => network.tensors() * 30,
-        OptimizerSpec::Muon { .. } => network.tensors() * 50,
+        OptimizerSpec::Muon { .. } => 2 * 18 + network.muon(spec).0 * 52,
     }
 }
 
@@ -227,7 +224,7 @@ fn optimizer_bytes(spec: &JobSpec, network: &Network) -> f64 {
         OptimizerSpec::AdamW { .. } => 24.0,
         OptimizerSpec::Lars { .. } => 14.0,
         OptimizerSpec::Lamb { .. } => 29.0,
-        // Momentum and decay; the matrices of the iteration are mostly smaller than caches.
+        // Without the matrices of the iteration, which are mostly smaller than caches.
         OptimizerSpec::Muon { .. } => 20.0,
     };
     let average = spec.ema.as_ref().map_or(0.0, |ema| 3.0 / f64::from(ema.every_steps));

@@ -8,7 +8,7 @@ use std::{
 use baton_model::{Block, Init, Integers, NetworkDescription, Tensor, TensorRole};
 use baton_recipe::{
     JobSpec,
-    spec::{LossKind, TARGET_INPUT},
+    spec::{LossKind, NamePatterns, OptimizerSpec, TARGET_INPUT},
 };
 use serde::Deserialize;
 
@@ -325,9 +325,29 @@ impl Program {
         let parameters = self.parameters.iter().flat_map(Parameter::names);
         let statistics = self.statistics.iter().map(|tensor| tensor.name.as_str());
         spec.check_patterns(parameters, statistics).map_err(|problem| self.error(problem))?;
+        self.check_muon(spec)?;
         self.check_constants()?;
         self.recomputed(&spec.train.recompute)?;
         self.evaluation().map(|_| roles)
+    }
+
+    /// Checks that Muon has a weight to make orthogonal.
+    fn check_muon(&self, spec: &JobSpec) -> Result<(), Error> {
+        let adamw = NamePatterns::of(spec.optimizer.adamw());
+        let frozen = spec.model.freeze_patterns();
+        let is_muons = |index: &usize| {
+            let Some(parameter) = self.parameters.get(*index) else { return false };
+            parameter.requires_grad
+                && !parameter.names().any(|name| adamw.matches(name) || frozen.matches(name))
+        };
+        let is_muon = matches!(spec.optimizer, OptimizerSpec::Muon { .. });
+        if is_muon && !self.graph.hidden_weights().iter().any(is_muons) {
+            return Err(self.error(
+                "has no weight for optimizer.kind = \"muon\", that is of a convolution or linear layer before the last one, \
+                 trained and not in optimizer.adamw: take adamw",
+            ));
+        }
+        Ok(())
     }
 
     /// Checks that checkpoints, which hold f32, can hold the constants of the module's state dict.

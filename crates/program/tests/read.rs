@@ -388,6 +388,10 @@ fn a_recipe_freezes_parameters_and_batch_norms_by_pattern() {
             "optimizer={ kind='muon', adamw=['head'] }",
             "optimizer.adamw = [head]: head is the name of no parameter",
         ),
+        (
+            "optimizer={ kind='muon', adamw=['conv.*', 'second.weight'] }",
+            "has no weight for optimizer.kind = \"muon\"",
+        ),
     ] {
         let error = read(freeze).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");

@@ -310,9 +310,14 @@ impl Sweep {
                 output::note(format!("{saved} ({reason}); the same command continues"));
                 Ok(exit::DRAINED)
             }
-            None if self.failures.is_empty() => Ok(exit::OK),
+            // What a trial did after it was dropped does not count.
+            None if !self.failures.keys().any(|trial| results.trials[*trial].has_failed) => {
+                Ok(exit::OK)
+            }
             None => {
-                let count = human::count(self.failures.len() as u64, "trial");
+                let failed_trials =
+                    self.failures.keys().filter(|trial| results.trials[**trial].has_failed);
+                let count = human::count(failed_trials.count() as u64, "trial");
                 Err(failed(format!(
                     "{count} failed; the same command tries again, once the reasons above are removed"
                 )))

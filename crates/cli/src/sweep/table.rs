@@ -41,7 +41,7 @@ pub(super) struct SweepResults {
 pub(super) struct TrialResult {
     settings: TrialSettings,
     pub(super) state: String,
-    has_failed: bool,
+    pub(super) has_failed: bool,
     /// The last evaluation; of one that was not continued, that by which it was compared.
     result: Option<EvaluatedTrial>,
     best: Option<EvaluatedTrial>,

@@ -18,7 +18,7 @@ pub struct TableField {
     pub(super) columns: Vec<String>,
 }
 
-/// How the text of a column becomes a value.
+/// How the cells of a column become values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ColumnKind {
     /// A whole number.
@@ -140,7 +140,7 @@ pub(super) enum OwnedValue {
 pub(super) enum BadValue {
     /// Its text is wrong, or names no file.
     Text(String),
-    /// The file it names cannot be used, which is known once it is read.
+    /// The file it names, or the image in it, cannot be used, which is known once it is read.
     File(String),
     /// Not because of the row.
     Machine(Error),
@@ -250,7 +250,7 @@ impl TableField {
             ColumnKind::Text => OwnedValue::Bytes(match &cells[0] {
                 Cell::Text(text) => text.clone().into_bytes(),
                 Cell::Bytes(bytes) => bytes.clone(),
-                Cell::Numbers(_) => self.text(cells)?.to_owned().into_bytes(),
+                Cell::Numbers { .. } => self.text(cells)?.to_owned().into_bytes(),
             }),
             ColumnKind::Floats => {
                 let numbers = (0..cells.len()).map(|column| self.number(cells, column));
@@ -283,8 +283,11 @@ impl TableField {
                     BadValue::File(format!("column {:?}: the image {reason}", self.columns[0]))
                 })?
             }
-            ColumnKind::Array { channels, length } if let Cell::Numbers(numbers) = &cells[0] => {
-                OwnedValue::Array(bytes(&self.array(numbers, *channels, *length)?))
+            ColumnKind::Array { channels, length }
+                if let Cell::Numbers { lists, is_nested } = &cells[0] =>
+            {
+                let rows = if *is_nested { *channels } else { 1 };
+                OwnedValue::Array(bytes(&self.array(lists, (rows, channels * length / rows))?))
             }
             ColumnKind::Image | ColumnKind::Array { .. } | ColumnKind::Mel(_) => {
                 let path = folder.join(self.text(cells)?);
@@ -318,19 +321,29 @@ impl TableField {
         number.ok_or_else(|| self.wrong(column, text, "a finite number"))
     }
 
-    /// The numbers of a list.
-    fn array(&self, numbers: &[f64], channels: usize, length: usize) -> Result<Vec<f32>, String> {
+    /// The numbers of so many lists of this length.
+    fn array(
+        &self,
+        lists: &[Vec<f64>],
+        (rows, length): (usize, usize),
+    ) -> Result<Vec<f32>, String> {
         let column = &self.columns[0];
-        if numbers.len() != channels * length {
+        if lists.len() != rows {
+            return Err(format!("column {column:?} has {} lists in place of {rows}", lists.len()));
+        }
+        if let Some(list) = lists.iter().find(|list| list.len() != length) {
+            let there = list.len();
             return Err(format!(
-                "column {column:?} has {} numbers, and the field {channels} x {length}",
-                numbers.len()
+                "column {column:?} has a list of {there} numbers in place of {length}"
             ));
         }
-        let values: Vec<f32> = numbers.iter().map(|number| *number as f32).collect();
-        match values.iter().position(|value| !value.is_finite()) {
-            Some(at) => Err(format!("column {column:?} has {} at position {at}", numbers[at])),
-            None => Ok(values),
+        let numbers = || lists.iter().flatten();
+        match numbers().position(|number| !(*number as f32).is_finite()) {
+            Some(at) => {
+                let number = numbers().nth(at).copied().unwrap_or_default();
+                Err(format!("column {column:?} has {number} at position {at}"))
+            }
+            None => Ok(numbers().map(|number| *number as f32).collect()),
         }
     }
 

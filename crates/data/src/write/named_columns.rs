@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Read, Seek},
+    io::{self, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
 };
 
@@ -29,8 +29,22 @@ pub(super) enum Cell {
     Text(String),
     /// Bytes of a Parquet file that are not marked as text.
     Bytes(Vec<u8>),
-    /// A list of numbers of a Parquet file; NaN where there is none.
-    Numbers(Vec<f64>),
+    /// A list of numbers of a Parquet file, or a list of such lists; NaN where a number is missing.
+    Numbers {
+        /// The lists; a single one if they are not nested.
+        lists: Vec<Vec<f64>>,
+        /// Whether they are.
+        is_nested: bool,
+    },
+}
+
+/// Whether the columns that were not asked for are read too, for [`NamedColumns::row_text`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum OtherColumns {
+    /// They are, as far as they can be.
+    Read,
+    /// They are not, except by formats that always read whole rows.
+    Skip,
 }
 
 impl Cell {
@@ -41,7 +55,16 @@ impl Cell {
             Self::Bytes(bytes) => {
                 str::from_utf8(bytes).map(str::trim).map_err(|_| "has bytes that are no text")
             }
-            Self::Numbers(_) => Err("has lists of numbers, which only array takes"),
+            Self::Numbers { .. } => Err("has lists of numbers, which only array takes"),
+        }
+    }
+
+    /// Bytes in memory, about.
+    pub(super) fn bytes(&self) -> usize {
+        match self {
+            Self::Text(text) => text.len(),
+            Self::Bytes(bytes) => bytes.len(),
+            Self::Numbers { lists, .. } => lists.iter().map(|list| 8 * list.len() + 24).sum(),
         }
     }
 }
@@ -94,20 +117,17 @@ struct TextTable {
 pub(super) struct ColumnNames(pub(super) Vec<String>);
 
 impl NamedColumns {
-    /// Opens a table to read these columns. [`Self::whole`] is for those opened with `whole`.
-    pub(super) fn open(path: &Path, columns: &[&str], whole: bool) -> Result<Self, Error> {
+    /// Opens a table to read these columns.
+    pub(super) fn open(path: &Path, columns: &[&str], others: OtherColumns) -> Result<Self, Error> {
         let refused = |reason: String| Error::Source { path: path.to_owned(), reason };
         // Opening a pipe would wait for a writer.
         if fs::metadata(path).is_ok_and(|file| !file.is_file()) {
             return Err(refused("is not a regular file; it is read more than once".to_owned()));
         }
         let mut file = File::open(path).map_err(failed("open", path))?;
-        let mut magic = [0; PARQUET_MAGIC.len()];
-        let is_parquet = file.read_exact(&mut magic).is_ok() && magic == *PARQUET_MAGIC;
-        file.rewind().map_err(failed("read", path))?;
-        let table = match is_parquet {
+        let table = match is_parquet(&mut file, path).map_err(failed("read", path))? {
             true => {
-                let table = Box::new(ParquetTable::open(path, file, columns, whole)?);
+                let table = Box::new(ParquetTable::open(path, file, columns, others)?);
                 Table::Parquet { table, row: 0, cells: Vec::new() }
             }
             false => Table::Text(TextTable::open(path, file, columns)?),
@@ -139,15 +159,15 @@ impl NamedColumns {
         }
     }
 
-    /// All cells of the row as one text.
-    pub(super) fn whole(&self) -> String {
+    /// The row as one text: all cells that were read.
+    pub(super) fn row_text(&self) -> String {
         match &self.table {
             Table::Text(table) => table.record.iter().collect::<Vec<_>>().join(CELL_END),
             Table::Parquet { cells, .. } => {
                 let text = |cell: &Cell| match cell {
                     Cell::Text(text) => text.clone(),
                     Cell::Bytes(bytes) => String::from_utf8_lossy(bytes).into_owned(),
-                    Cell::Numbers(numbers) => format!("{numbers:?}"),
+                    Cell::Numbers { lists, .. } => format!("{lists:?}"),
                 };
                 cells.iter().map(text).collect::<Vec<_>>().join(CELL_END)
             }
@@ -161,6 +181,19 @@ impl NamedColumns {
             Table::Parquet { row, .. } => RowPlace::Row(*row),
         }
     }
+}
+
+/// Whether a file is Parquet; leaves it at its start. A name is a hint where the end is cut off: a text could begin so too.
+fn is_parquet(file: &mut File, path: &Path) -> io::Result<bool> {
+    let is_named = path.extension().is_some_and(|kind| kind.eq_ignore_ascii_case("parquet"));
+    let (mut start, mut end) = ([0; PARQUET_MAGIC.len()], [0; PARQUET_MAGIC.len()]);
+    if file.metadata()?.len() >= 2 * start.len() as u64 {
+        file.read_exact(&mut start)?;
+        file.seek(SeekFrom::End(-(end.len() as i64)))?;
+        file.read_exact(&mut end)?;
+        file.rewind()?;
+    }
+    Ok(is_named || start == *PARQUET_MAGIC && end == *PARQUET_MAGIC)
 }
 
 impl TextTable {

@@ -1,10 +1,11 @@
 //! Parquet files as tables.
 //!
 //! Columns are read one by one, a few rows at a time. A column of a group has a name with dots, such as `image.bytes`. A list
-//! of numbers is one cell, however deep it is nested.
+//! of numbers is one cell; the groups that mark a list and its elements are no part of its name.
 
 use std::{
     fs::File,
+    mem,
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
 };
@@ -16,24 +17,23 @@ use parquet::{
     data_type::{ByteArray, DataType, FixedLenByteArray},
     errors::ParquetError,
     file::reader::{FileReader, SerializedFileReader},
-    schema::types::ColumnDescriptor,
+    schema::types::{ColumnDescriptor, Type},
 };
 
 use super::{
     Error,
-    named_columns::{Cell, ColumnNames},
+    named_columns::{Cell, ColumnNames, OtherColumns},
 };
 
 /// Rows that are read from all columns before they are used. An image may have some megabytes.
 const ROWS_AT_ONCE: usize = 32;
-/// Names of the groups by which writers mark a list and its elements.
-const LIST_PARTS: [&str; 5] = ["list", "element", "item", "array", "bag"];
+const TIME: &str = "has dates or times: convert it to numbers or to texts";
 
 /// The columns of a Parquet file that were asked for.
 pub(super) struct ParquetTable {
     file: SerializedFileReader<File>,
     /// The columns that are read, in the file's order.
-    columns: Vec<(usize, CellKind)>,
+    columns: Vec<Column>,
     /// Which of them were asked for.
     pub(super) asked: Vec<usize>,
     next_group: usize,
@@ -44,16 +44,28 @@ pub(super) struct ParquetTable {
     rows: Vec<Vec<Cell>>,
 }
 
-/// What a column has in a row.
-#[derive(Clone, Copy, Debug)]
-struct CellKind {
-    value: ValueKind,
-    is_list: bool,
-    /// The definition level of a value that is there.
-    present: i16,
+/// A column that is read.
+struct Column {
+    name: String,
+    /// Its number in the file.
+    number: usize,
+    kind: ValueKind,
+    levels: Levels,
 }
 
+/// How a column says which values are there (<https://parquet.apache.org/docs/file-format/nestedencoding/>).
 #[derive(Clone, Copy, Debug)]
+struct Levels {
+    /// The definition level of a value that is there.
+    present: i16,
+    /// The least one of an element of a list, which may be null.
+    element: i16,
+    /// How deep lists are nested: 0 for single values, 1 for lists, 2 for lists of lists.
+    depth: i16,
+}
+
+/// What the values of a column are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ValueKind {
     Bool,
     Signed,
@@ -65,28 +77,43 @@ enum ValueKind {
 }
 
 impl ParquetTable {
-    /// Opens a file to read the columns with these names, and with `all` also the others, except those of other kinds.
-    pub(super) fn open(path: &Path, file: File, names: &[&str], all: bool) -> Result<Self, Error> {
+    /// Opens a file to read the columns with these names.
+    pub(super) fn open(
+        path: &Path,
+        file: File,
+        names: &[&str],
+        others: OtherColumns,
+    ) -> Result<Self, Error> {
         let refused = |reason: String| Error::Source { path: path.to_owned(), reason };
         let file = guarded(|| SerializedFileReader::new(file).map_err(|error| unreadable(&error)));
         let file = file.map_err(refused)?;
+        check_rows(&file).map_err(refused)?;
         let schema = file.metadata().file_metadata().schema_descr();
-        let found = schema.columns().iter().map(|column| name_of(column)).collect();
+        let mut found = Vec::new();
+        let fields = schema.root_schema().get_fields().iter();
+        fields.for_each(|field| column_names(field, field.name().to_owned(), &mut found));
         let found = ColumnNames(found);
         let asked = names.iter().map(|name| found.position(name)).collect::<Result<Vec<_>, _>>();
         let asked = asked.map_err(refused)?;
         let mut columns = Vec::new();
-        for (position, name) in found.0.iter().enumerate() {
-            let is_asked = asked.contains(&position);
-            match CellKind::of(&schema.column(position)) {
-                Ok(kind) if is_asked || all => columns.push((position, kind)),
+        for (number, (name, column)) in found.0.into_iter().zip(schema.columns()).enumerate() {
+            let is_asked = asked.contains(&number);
+            let read = match ValueKind::of(column) {
+                // Bytes tell rows apart too.
+                Ok(ValueKind::Text) if !is_asked => Ok(ValueKind::Bytes),
+                kind => kind,
+            };
+            match read {
+                Ok(kind) if is_asked || others == OtherColumns::Read => {
+                    columns.push(Column { name, number, kind, levels: Levels::of(column) });
+                }
                 Err(reason) if is_asked => {
                     return Err(refused(format!("column {name:?} {reason}")));
                 }
                 Ok(_) | Err(_) => {}
             }
         }
-        let place = |position: &usize| columns.iter().position(|(column, _)| column == position);
+        let place = |number: &usize| columns.iter().position(|column| column.number == *number);
         let asked = asked.iter().filter_map(place).collect();
         let (readers, rows) = (Vec::new(), Vec::new());
         Ok(Self { file, columns, asked, next_group: 0, readers, left_in_group: 0, rows })
@@ -103,8 +130,9 @@ impl ParquetTable {
                 if !is_open? {
                     return Ok(None);
                 }
+            } else {
+                self.read_rows()?;
             }
-            guarded(|| self.read_rows())?;
         }
         Ok(self.rows.pop())
     }
@@ -115,7 +143,7 @@ impl ParquetTable {
             return Ok(false);
         }
         let group = self.file.get_row_group(self.next_group)?;
-        let readers = self.columns.iter().map(|(column, _)| group.get_column_reader(*column));
+        let readers = self.columns.iter().map(|column| group.get_column_reader(column.number));
         self.readers = readers.collect::<Result<_, _>>()?;
         self.left_in_group = u64::try_from(group.metadata().num_rows()).unwrap_or_default();
         self.next_group += 1;
@@ -124,32 +152,63 @@ impl ParquetTable {
 
     fn read_rows(&mut self) -> Result<(), String> {
         let count = self.left_in_group.min(ROWS_AT_ONCE as u64) as usize;
+        self.left_in_group -= count as u64;
+        let is_end = self.left_in_group == 0;
         let mut rows: Vec<Vec<Cell>> = (0..count).map(|_| Vec::new()).collect();
-        for (reader, (_, kind)) in self.readers.iter_mut().zip(&self.columns) {
-            let cells = kind.read(reader, count)?;
-            if cells.len() != count {
-                return Err("has columns of different lengths: write it again".to_owned());
-            }
+        for (reader, column) in self.readers.iter_mut().zip(&self.columns) {
+            let read = guarded(|| {
+                let cells = column.read(reader, count)?;
+                let is_over = !is_end || column.read(reader, 1)?.is_empty();
+                let is_whole = cells.len() == count && is_over;
+                is_whole.then_some(cells).ok_or_else(|| "has another number of rows".to_owned())
+            });
+            let cells = read.map_err(|problem| format!("column {:?} {problem}", column.name))?;
             for (row, cell) in rows.iter_mut().zip(cells) {
                 row.push(cell);
             }
         }
         rows.reverse();
         self.rows = rows;
-        self.left_in_group -= count as u64;
         Ok(())
     }
 }
 
-/// The name of a column without the parts that mark lists.
-fn name_of(column: &ColumnDescriptor) -> String {
-    let parts = column.path().parts();
-    let is_list = column.max_rep_level() > 0;
-    let keep = |(number, part): &(usize, &String)| {
-        *number == 0 || !is_list || !LIST_PARTS.contains(&part.as_str())
+/// Checks that the groups of rows are those of the whole file.
+fn check_rows(file: &SerializedFileReader<File>) -> Result<(), String> {
+    let metadata = file.metadata();
+    let counts = metadata.row_groups().iter().map(|group| u64::try_from(group.num_rows()).ok());
+    let sum = counts.sum::<Option<u64>>();
+    match sum.is_some() && sum == u64::try_from(metadata.file_metadata().num_rows()).ok() {
+        true => Ok(()),
+        false => Err("is damaged: its groups of rows are not those of the file".to_owned()),
+    }
+}
+
+/// Adds the names of a field's columns, in their order.
+fn column_names(field: &Type, name: String, names: &mut Vec<String>) {
+    if field.is_primitive() {
+        names.push(name);
+        return;
+    }
+    let info = field.get_basic_info();
+    let is_list = info.logical_type_ref() == Some(&LogicalType::List)
+        || info.converted_type() == ConvertedType::LIST;
+    let [repeated] = field.get_fields() else {
+        return names_in(field, &name, names);
     };
-    let parts = parts.iter().enumerate().filter(keep).map(|(_, part)| part.as_str());
-    parts.collect::<Vec<_>>().join(".")
+    match (is_list, repeated.is_group().then(|| repeated.get_fields())) {
+        // The group `list` with an `element`.
+        (true, Some([element])) => column_names(element, name, names),
+        (true, Some(_)) => names_in(repeated, &name, names),
+        (true, None) => names.push(name),
+        (false, _) => names_in(field, &name, names),
+    }
+}
+
+fn names_in(group: &Type, name: &str, names: &mut Vec<String>) {
+    for field in group.get_fields() {
+        column_names(field, format!("{name}.{}", field.name()), names);
+    }
 }
 
 fn unreadable(error: &ParquetError) -> String {
@@ -162,16 +221,27 @@ fn guarded<T>(read: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
         .unwrap_or_else(|_| Err("is damaged: write it again".to_owned()))
 }
 
-impl CellKind {
+impl Levels {
+    fn of(column: &ColumnDescriptor) -> Self {
+        Self {
+            present: column.max_def_level(),
+            element: column.repeated_ancestor_def_level(),
+            depth: column.max_rep_level(),
+        }
+    }
+}
+
+impl ValueKind {
     /// What a column has, or why it cannot be used.
     fn of(column: &ColumnDescriptor) -> Result<Self, &'static str> {
         let logical = column.logical_type_ref();
-        if let Some(LogicalType::Date | LogicalType::Time { .. } | LogicalType::Timestamp { .. }) =
-            logical
-        {
+        if matches!(
+            logical,
+            Some(LogicalType::Date | LogicalType::Time { .. } | LogicalType::Timestamp { .. })
+        ) {
             return Err(TIME);
         }
-        let value = match (column.physical_type(), column.converted_type()) {
+        let kind = match (column.physical_type(), column.converted_type()) {
             (_, ConvertedType::DECIMAL) => {
                 return Err("has decimals: convert it to floats");
             }
@@ -185,129 +255,177 @@ impl CellKind {
                 | ConvertedType::INTERVAL,
             )
             | (Physical::INT96, _) => return Err(TIME),
-            (Physical::BOOLEAN, _) => ValueKind::Bool,
+            (Physical::BOOLEAN, _) => Self::Bool,
             (
                 Physical::INT32 | Physical::INT64,
                 ConvertedType::UINT_8
                 | ConvertedType::UINT_16
                 | ConvertedType::UINT_32
                 | ConvertedType::UINT_64,
-            ) => ValueKind::Unsigned,
-            (Physical::INT32 | Physical::INT64, _) => ValueKind::Signed,
-            (Physical::FLOAT | Physical::DOUBLE, _) => ValueKind::Float,
+            ) => Self::Unsigned,
+            (Physical::INT32 | Physical::INT64, _) => Self::Signed,
+            (Physical::FLOAT | Physical::DOUBLE, _) => Self::Float,
             (
                 Physical::BYTE_ARRAY,
                 ConvertedType::UTF8 | ConvertedType::ENUM | ConvertedType::JSON,
-            ) => ValueKind::Text,
+            ) => Self::Text,
             (Physical::FIXED_LEN_BYTE_ARRAY, _) if logical == Some(&LogicalType::Float16) => {
-                ValueKind::Float16
+                Self::Float16
             }
-            (Physical::BYTE_ARRAY | Physical::FIXED_LEN_BYTE_ARRAY, _) => ValueKind::Bytes,
+            (Physical::BYTE_ARRAY | Physical::FIXED_LEN_BYTE_ARRAY, _) => Self::Bytes,
         };
-        let is_list = column.max_rep_level() > 0;
-        if is_list && matches!(value, ValueKind::Bool | ValueKind::Text | ValueKind::Bytes) {
-            return Err("has lists, and only lists of numbers can be used");
+        match column.max_rep_level() {
+            0 => Ok(kind),
+            1 | 2 if !matches!(kind, Self::Bool | Self::Text | Self::Bytes) => Ok(kind),
+            _ => Err("has lists, and only lists of numbers, and lists of these, can be used"),
         }
-        Ok(Self { value, is_list, present: column.max_def_level() })
+    }
+}
+
+/// A value, as a list has it and as a cell of its own.
+trait ColumnValue {
+    fn number(&self, kind: ValueKind) -> f64;
+
+    /// The cell, or why it has none.
+    fn cell(&self, kind: ValueKind) -> Result<Cell, String>;
+}
+
+/// Numbers. An unsigned one is stored as the signed one with the same bits, a text must have the exact value.
+macro_rules! number {
+    ($type:ty, $value:ident, $kind:ident => $number:expr, $text:expr) => {
+        impl ColumnValue for $type {
+            fn number(&self, $kind: ValueKind) -> f64 {
+                let $value = *self;
+                $number
+            }
+
+            fn cell(&self, $kind: ValueKind) -> Result<Cell, String> {
+                let $value = *self;
+                Ok(Cell::Text($text))
+            }
+        }
+    };
+}
+
+number!(bool, value, _kind => f64::from(u8::from(value)), value.to_string());
+number!(f32, value, _kind => value.into(), f64::from(value).to_string());
+number!(f64, value, _kind => value, value.to_string());
+number!(i32, value, kind => match kind {
+    ValueKind::Unsigned => value.cast_unsigned().into(),
+    _ => value.into(),
+}, match kind {
+    ValueKind::Unsigned => value.cast_unsigned().to_string(),
+    _ => value.to_string(),
+});
+number!(i64, value, kind => match kind {
+    ValueKind::Unsigned => value.cast_unsigned() as f64,
+    _ => value as f64,
+}, match kind {
+    ValueKind::Unsigned => value.cast_unsigned().to_string(),
+    _ => value.to_string(),
+});
+
+impl ColumnValue for ByteArray {
+    fn number(&self, _kind: ValueKind) -> f64 {
+        f64::NAN
     }
 
-    /// The next cells of a column.
-    fn read(self, reader: &mut ColumnReader, count: usize) -> Result<Vec<Cell>, String> {
-        let bytes = |value: &[u8]| self.of_bytes(value);
+    fn cell(&self, kind: ValueKind) -> Result<Cell, String> {
+        match (kind, str::from_utf8(self.data())) {
+            (ValueKind::Text, Ok(text)) => Ok(Cell::Text(text.to_owned())),
+            (ValueKind::Text, Err(_)) => {
+                Err("has a text that is not UTF-8: write it again".to_owned())
+            }
+            _ => Ok(Cell::Bytes(self.data().to_owned())),
+        }
+    }
+}
+
+impl ColumnValue for FixedLenByteArray {
+    fn number(&self, kind: ValueKind) -> f64 {
+        match (kind, self.data()) {
+            (ValueKind::Float16, [low, high]) => f16::from_le_bytes([*low, *high]).to_f64(),
+            _ => f64::NAN,
+        }
+    }
+
+    fn cell(&self, kind: ValueKind) -> Result<Cell, String> {
+        Ok(match kind {
+            ValueKind::Float16 => Cell::Text(self.number(kind).to_string()),
+            _ => Cell::Bytes(self.data().to_owned()),
+        })
+    }
+}
+
+impl Column {
+    /// The next cells, fewer at the end.
+    fn read(&self, reader: &mut ColumnReader, count: usize) -> Result<Vec<Cell>, String> {
         match reader {
-            ColumnReader::BoolColumnReader(reader) => {
-                self.cells(reader, count, |value| Ok(Cell::Text(value.to_string())))
-            }
-            ColumnReader::Int32ColumnReader(reader) => self.cells(reader, count, |value| {
-                Ok(Cell::Text(match self.value {
-                    ValueKind::Unsigned => value.cast_unsigned().to_string(),
-                    _ => value.to_string(),
-                }))
-            }),
-            ColumnReader::Int64ColumnReader(reader) => self.cells(reader, count, |value| {
-                Ok(Cell::Text(match self.value {
-                    ValueKind::Unsigned => value.cast_unsigned().to_string(),
-                    _ => value.to_string(),
-                }))
-            }),
+            ColumnReader::BoolColumnReader(reader) => self.cells(reader, count),
+            ColumnReader::Int32ColumnReader(reader) => self.cells(reader, count),
+            ColumnReader::Int64ColumnReader(reader) => self.cells(reader, count),
             ColumnReader::Int96ColumnReader(_) => Err(TIME.to_owned()),
-            ColumnReader::FloatColumnReader(reader) => self.cells(reader, count, |value| {
-                // The same number as in Python, not its shortest text.
-                Ok(Cell::Text(f64::from(*value).to_string()))
-            }),
-            ColumnReader::DoubleColumnReader(reader) => {
-                self.cells(reader, count, |value| Ok(Cell::Text(value.to_string())))
-            }
-            ColumnReader::ByteArrayColumnReader(reader) => {
-                self.cells(reader, count, |value: &ByteArray| bytes(value.data()))
-            }
-            ColumnReader::FixedLenByteArrayColumnReader(reader) => {
-                self.cells(reader, count, |value: &FixedLenByteArray| bytes(value.data()))
-            }
+            ColumnReader::FloatColumnReader(reader) => self.cells(reader, count),
+            ColumnReader::DoubleColumnReader(reader) => self.cells(reader, count),
+            ColumnReader::ByteArrayColumnReader(reader) => self.cells(reader, count),
+            ColumnReader::FixedLenByteArrayColumnReader(reader) => self.cells(reader, count),
         }
     }
 
-    fn of_bytes(self, value: &[u8]) -> Result<Cell, String> {
-        match (self.value, value) {
-            (ValueKind::Text, _) => match str::from_utf8(value) {
-                Ok(text) => Ok(Cell::Text(text.to_owned())),
-                Err(_) => Err("has a text that is not UTF-8: write it again".to_owned()),
-            },
-            (ValueKind::Float16, [low, high]) => {
-                Ok(Cell::Text(f16::from_le_bytes([*low, *high]).to_f64().to_string()))
-            }
-            (ValueKind::Float16, _) => Err("has a float16 without two bytes".to_owned()),
-            _ => Ok(Cell::Bytes(value.to_owned())),
-        }
-    }
-
-    fn cells<T: DataType>(
-        self,
+    fn cells<T: DataType<T: ColumnValue>>(
+        &self,
         reader: &mut ColumnReaderImpl<T>,
         count: usize,
-        convert: impl Fn(&T::T) -> Result<Cell, String>,
     ) -> Result<Vec<Cell>, String> {
         let (mut values, mut defined, mut repeated) = (Vec::new(), Vec::new(), Vec::new());
         let mut read = 0;
         while read < count {
-            let records = reader
+            // It may stop at the end of a page, also in the middle of a record.
+            let (records, _, levels) = reader
                 .read_records(count - read, Some(&mut defined), Some(&mut repeated), &mut values)
-                .map_err(|error| unreadable(&error))?
-                .0;
-            if records == 0 {
+                .map_err(|error| unreadable(&error))?;
+            if (records, levels) == (0, 0) {
                 break;
             }
             read += records;
         }
+        let Levels { present, element, depth } = self.levels;
         // A column whose values are all there has no levels.
-        if self.present == 0 {
-            return values.iter().map(convert).collect();
+        if present == 0 {
+            return values.iter().map(|value| value.cell(self.kind)).collect();
         }
         let mut values = values.iter();
-        let mut cells: Vec<Cell> = Vec::with_capacity(count);
-        for (place, level) in defined.iter().enumerate() {
-            let value = match *level == self.present {
-                true => values.next().map(&convert).transpose()?,
-                false => None,
+        let mut value = |level: i16| if level == present { values.next() } else { None };
+        if depth == 0 {
+            let cell = |level: &i16| match value(*level) {
+                Some(value) => value.cell(self.kind),
+                None => Ok(Cell::Text(String::new())),
             };
-            if !self.is_list {
-                cells.push(value.unwrap_or(Cell::Text(String::new())));
-                continue;
+            return defined.iter().map(cell).collect();
+        }
+        let mut cells: Vec<Cell> = Vec::with_capacity(count);
+        let mut lists: Vec<Vec<f64>> = Vec::new();
+        let cell = |lists: &mut Vec<Vec<f64>>| Cell::Numbers {
+            lists: mem::take(lists),
+            is_nested: depth > 1,
+        };
+        for (level, repetition) in defined.into_iter().zip(repeated) {
+            if repetition == 0 && !lists.is_empty() {
+                cells.push(cell(&mut lists));
             }
-            // An empty list has a level too.
-            let continues = repeated.get(place).is_some_and(|level| *level > 0);
-            if !continues {
-                cells.push(Cell::Numbers(Vec::new()));
+            // An empty list, and one that is not there, have a level too.
+            if repetition < depth {
+                lists.push(Vec::new());
             }
-            if let Some(Cell::Numbers(numbers)) = cells.last_mut()
-                && (continues || value.is_some())
+            if level >= element
+                && let Some(list) = lists.last_mut()
             {
-                let number = value.and_then(|value| value.text().ok()?.parse().ok());
-                numbers.push(number.unwrap_or(f64::NAN));
+                list.push(value(level).map_or(f64::NAN, |value| value.number(self.kind)));
             }
+        }
+        if !lists.is_empty() {
+            cells.push(cell(&mut lists));
         }
         Ok(cells)
     }
 }
-
-const TIME: &str = "has dates or times: convert it to numbers or to texts";

@@ -16,7 +16,7 @@ use super::{
     column::{BadValue, ColumnKind, OwnedValue, WriteContext},
     draft::{Draft, publish_all},
     encoding::ImageEncoder,
-    named_columns::{Cell, NamedColumns, RowPlace},
+    named_columns::{Cell, NamedColumns, OtherColumns, RowPlace},
     pipeline::in_order,
 };
 use crate::with_suffix;
@@ -25,7 +25,7 @@ use crate::with_suffix;
 const MAX_LISTED: usize = 10;
 /// Rows that are read before their files are.
 const ROWS_AT_ONCE: usize = 1_024;
-/// The same where rows hold images, bytes.
+/// The same where they hold images or arrays, bytes.
 const BYTES_AT_ONCE: usize = 64 << 20;
 
 /// What to write.
@@ -204,7 +204,7 @@ impl TableOptions {
         writing: Option<(&[Vec<String>], &mut ImageEncoder)>,
     ) -> Result<Vec<OwnedValue>, BadValue> {
         if let Some(by) = &self.by
-            && row.key.is_empty()
+            && row.key.is_none()
         {
             return Err(format!("column {by:?} is empty").into());
         }
@@ -262,7 +262,7 @@ impl TableOptions {
             progress(row.number, None);
             if self.values(&row, None).is_ok() {
                 let class = row.class(field).to_owned();
-                hashes.entry(class).or_default().push(KeySplit::hash(&row.key));
+                hashes.entry(class).or_default().extend(row.key);
             }
         }
         let split = |(class, mut hashes): (String, Vec<u64>)| {
@@ -288,7 +288,7 @@ impl RowSplit {
     fn set(&self, row: &Row) -> usize {
         let by_class =
             self.by_class.as_ref().and_then(|(field, splits)| splits.get(row.class(*field)));
-        by_class.unwrap_or(&self.by_key).set(&row.key)
+        by_class.unwrap_or(&self.by_key).set_of_hash(row.key.unwrap_or_default())
     }
 }
 
@@ -428,8 +428,8 @@ struct Row {
     place: RowPlace,
     /// The cells of each field.
     cells: Vec<Vec<Cell>>,
-    /// What decides in which file it is.
-    key: String,
+    /// Hash of what decides in which file it is; `None` if that is empty.
+    key: Option<u64>,
 }
 
 impl Row {
@@ -438,13 +438,8 @@ impl Row {
         self.cells[field][0].text().unwrap_or_default()
     }
 
-    /// Bytes of its images.
     fn bytes(&self) -> usize {
-        let bytes = |cell: &Cell| match cell {
-            Cell::Bytes(bytes) => bytes.len(),
-            Cell::Text(_) | Cell::Numbers(_) => 0,
-        };
-        self.cells.iter().flatten().map(bytes).sum()
+        self.cells.iter().flatten().map(Cell::bytes).sum()
     }
 }
 
@@ -452,7 +447,12 @@ impl<'a> OpenTable<'a> {
     fn open(options: &'a TableOptions) -> Result<Self, Error> {
         let names = options.fields.iter().flat_map(|field| &field.columns).chain(&options.by);
         let names: Vec<&str> = names.map(String::as_str).collect();
-        let table = NamedColumns::open(&options.from, &names, options.by.is_none())?;
+        // One file gets all rows, whatever is in them.
+        let others = match options.by.is_none() && !options.others.is_empty() {
+            true => OtherColumns::Read,
+            false => OtherColumns::Skip,
+        };
+        let table = NamedColumns::open(&options.from, &names, others)?;
         Ok(Self { options, table, row: 0 })
     }
 
@@ -470,9 +470,10 @@ impl<'a> OpenTable<'a> {
         }
         let place = self.table.place();
         let key = match &self.options.by {
-            None => self.table.whole(),
+            None => Some(KeySplit::hash(&self.table.row_text())),
             Some(name) => match self.table.cell(column).text() {
-                Ok(text) => text.to_owned(),
+                Ok("") => None,
+                Ok(text) => Some(KeySplit::hash(text)),
                 Err(problem) => {
                     return Err(self.options.refused(format!("column {name:?} {problem}")));
                 }

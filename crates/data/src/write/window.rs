@@ -16,7 +16,7 @@ use std::{
 use super::{
     Array, DEFAULT_PAGE_BYTES, Error, Field, FieldKind, FinishedFile, KeySplit, Value, Writer,
     draft::{Draft, failed, publish_all},
-    named_columns::NamedColumns,
+    named_columns::{NamedColumns, OtherColumns},
     recording::{RECORDING_FILES, SignalRecording},
 };
 use crate::{
@@ -45,7 +45,7 @@ pub struct WindowOptions {
     pub shuffle: Option<u64>,
 }
 
-/// A CSV file with the labels of recordings.
+/// A CSV or Parquet file with the labels of recordings.
 #[derive(Clone, Debug)]
 pub struct LabelTable {
     /// The file.
@@ -276,7 +276,7 @@ impl LabelTable {
         let mut columns: Vec<&str> = vec![&self.recording, &self.label];
         columns.extend(self.time.iter().map(|time| time.column.as_str()));
         columns.extend(self.by.as_deref());
-        let mut table = NamedColumns::open(&self.path, &columns, false)?;
+        let mut table = NamedColumns::open(&self.path, &columns, OtherColumns::Skip)?;
         let mut labels: BTreeMap<String, RecordingLabels> = BTreeMap::new();
         while table.next()? {
             let refused = |reason: String| table.place().error(&self.path, reason);

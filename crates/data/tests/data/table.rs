@@ -527,7 +527,7 @@ fn a_field_that_is_no_kind_is_refused_with_all_kinds() {
     assert_eq!(refused("label=int:a,b"), "only floats takes several columns");
 }
 
-/// A table that pyarrow wrote, without the rows that lack something.
+/// The table that `fixtures/table.py` wrote.
 fn parquet(texts: &[&str]) -> (Folder, TableOptions) {
     let (folder, mut options) = Folder::new("t.parquet", "");
     fs::write(&options.from, include_bytes!("../fixtures/table.parquet")).unwrap();
@@ -544,8 +544,10 @@ fn every_kind_of_column_of_a_parquet_file_becomes_a_field() {
         "half=float",
         "big=int",
         "flag=class",
+        "pair=floats:score,half",
         "wave=array(2,2)",
         "matrix=array(2,3)",
+        "sound=array(1,2):audio.array",
         "raw=text:image.path",
         "image=image:image.bytes",
     ]);
@@ -560,106 +562,145 @@ fn every_kind_of_column_of_a_parquet_file_becomes_a_field() {
         skipped,
         [
             "t.parquet, row 4: column \"image.bytes\" is empty",
-            "t.parquet, row 5: column \"kind\" is empty",
+            "t.parquet, row 5: column \"flag\" is empty",
             "t.parquet, row 6: column \"wave\" has NaN at position 1",
         ]
     );
     let path = folder.path("train.beton");
     let set = Beton::open(&path).unwrap();
-    assert_eq!(ints(&path, "id"), [-5, 5, 15]);
-    assert_eq!(ints(&path, "kind"), [1, 0, 1]);
-    assert_eq!(ints(&path, "big"), [4_294_967_295, 4_294_967_294, 4_294_967_293]);
-    assert_eq!(ints(&path, "flag"), [1, 0, 1]);
+    let rows: Vec<i64> = (0..70).filter(|row| ![3, 4, 5].contains(row)).collect();
+    let of_rows = |value: fn(i64) -> i64| rows.iter().map(|row| value(*row)).collect::<Vec<_>>();
+    assert_eq!(ints(&path, "id"), of_rows(|row| 10 * row - 5));
+    assert_eq!(ints(&path, "kind"), of_rows(|row| 1 - row % 2));
+    assert_eq!(ints(&path, "big"), of_rows(|row| 4_294_967_295 - row));
+    assert_eq!(ints(&path, "flag"), of_rows(|row| 1 - row % 2));
     let score = set.float_column("score").unwrap();
-    let scores = [0, 1, 2].map(|sample| set.float(&score, sample).unwrap());
-    assert_eq!(scores, [0.0_f32, 0.1, 0.2].map(f64::from));
     let half = set.float_column("half").unwrap();
-    assert_eq!([0, 1, 2].map(|sample| set.float(&half, sample).unwrap()), [0.0, 0.25, 0.5]);
+    let raw = set.bytes_column("raw").unwrap();
+    let image = set.image_column("image").unwrap();
     let floats = |field: &str, sample: u64| -> Vec<f32> {
         let bytes = array(&set, field, sample);
         bytes.chunks(4).map(|word| f32::from_le_bytes(word.try_into().unwrap())).collect()
     };
-    assert_eq!(floats("wave", 1), [1.0, 1.5, 2.0, 2.5]);
-    assert_eq!(floats("matrix", 2), [2.0, 1.0, 2.0, 3.0, 4.0, 5.0]);
-    let raw = set.bytes_column("raw").unwrap();
-    assert_eq!(set.bytes(&raw, 2, &mut Vec::new()).unwrap(), b"2.png");
-    let image = set.image_column("image").unwrap();
-    let mut scratch = Vec::new();
-    let image = set.image(&image, 2, &mut scratch).unwrap();
-    assert_eq!((image.width, image.height), (4, 2));
+    for (sample, row) in (0..).zip(&rows) {
+        let (name, row) = (format!("{row}.png"), *row as f32);
+        assert_eq!(set.float(&score, sample).unwrap(), f64::from(row / 10.0), "{name}");
+        assert_eq!(set.float(&half, sample).unwrap(), f64::from(row / 4.0));
+        assert_eq!(floats("pair", sample), [row / 10.0, row / 4.0]);
+        assert_eq!(floats("wave", sample), [row, row + 0.5, row + 1.0, row + 1.5]);
+        assert_eq!(floats("matrix", sample), [row, 1.0, 2.0, 3.0, 4.0, 5.0]);
+        assert_eq!(floats("sound", sample), [row / 2.0, -1.0]);
+        assert_eq!(set.bytes(&raw, sample, &mut Vec::new()).unwrap(), name.as_bytes());
+        let mut scratch = Vec::new();
+        let image = set.image(&image, sample, &mut scratch).unwrap();
+        assert_eq!((image.width, image.height), (4, 2));
+    }
 }
 
 #[test]
 fn what_a_parquet_file_cannot_give_is_refused_by_name() {
+    let columns = "id, kind, score, half, big, long, flag, wave, matrix, image.bytes, …";
     for (field, expected) in [
-        (
-            "day=text",
-            "t.parquet: column \"day\" has dates or times: convert it to numbers or to texts",
-        ),
-        ("price=float", "t.parquet: column \"price\" has decimals: convert it to floats"),
+        ("day=text", ": column \"day\" has dates or times: convert it to numbers or to texts"),
+        ("price=float", ": column \"price\" has decimals: convert it to floats"),
         (
             "words=text",
-            "t.parquet: column \"words\" has lists, and only lists of numbers can be used",
+            ": column \"words\" has lists, and only lists of numbers, and lists of these, can be used",
         ),
         (
-            "id=int:image",
-            "t.parquet: has no column \"image\"; its columns: id, kind, score, half, big, flag, wave, short, matrix, image.bytes, …",
+            "deep=array(1,1)",
+            ": column \"deep\" has lists, and only lists of numbers, and lists of these, can be used",
         ),
-        (
-            "wave=float",
-            "t.parquet, row 1: column \"wave\" has lists of numbers, which only array takes",
-        ),
-        (
-            "short=array(1,1)",
-            "t.parquet, row 2: column \"short\" has 0 numbers, and the field 1 x 1",
-        ),
-        (
-            "image=class:image.bytes",
-            "t.parquet, row 1: column \"image.bytes\" has bytes that are no text",
-        ),
-        ("half=int", "t.parquet, row 2: column \"half\": \"0.25\" is not a whole number"),
+        ("id=int:image", &format!(": has no column \"image\"; its columns: {columns}")),
+        ("long=int", ", row 1: column \"long\": \"18446744073709551615\" is not a whole number"),
+        ("wave=float", ", row 1: column \"wave\" has lists of numbers, which only array takes"),
+        ("image=class:image.bytes", ", row 1: column \"image.bytes\" has bytes that are no text"),
+        ("half=int", ", row 2: column \"half\": \"0.25\" is not a whole number"),
+        ("first=array(1,3)", ", row 1: column \"first\" has NaN at position 0"),
+        ("first=array(1,2)", ", row 1: column \"first\" has a list of 3 numbers in place of 2"),
+        ("none=array(1,1)", ", row 1: column \"none\" has a list of 0 numbers in place of 1"),
+        ("matrix=array(3,2)", ", row 1: column \"matrix\" has 2 lists in place of 3"),
+        ("ragged=array(2,3)", ", row 1: column \"ragged\" has a list of 2 numbers in place of 3"),
+        ("turned=array(2,3)", ", row 1: column \"turned\" has 3 lists in place of 2"),
+        ("ends=array(1,2)", ", row 1: column \"ends\" has 2 lists in place of 1"),
+        ("starts=array(2,1)", ", row 1: column \"starts\" has a list of 0 numbers in place of 1"),
     ] {
         let (_folder, options) = parquet(&[field]);
-        assert_eq!(refusal(&options), expected, "{field}");
+        assert_eq!(refusal(&options), format!("t.parquet{expected}"), "{field}");
     }
 }
 
 /// Which file a row is in depends on its columns, and not on those that are asked for.
 #[test]
 fn rows_of_a_parquet_file_are_split_by_all_their_columns() {
-    let ids = |texts: &[&str], by: Option<&str>| {
+    let ids = |texts: &[&str], by: Option<&str>, stratify: Option<&str>| {
         let (folder, mut options) = parquet(texts);
-        options.others = vec![(folder.path("val.beton"), 0.5)];
+        // The hash of one of the two kinds is below this share.
+        let share = if by.is_some() { 0.75 } else { 0.5 };
+        options.others = vec![(folder.path("val.beton"), share)];
         options.by = by.map(str::to_owned);
+        options.stratify = stratify.map(str::to_owned);
         write(&options).unwrap();
         ["train.beton", "val.beton"].map(|name| ints(&folder.path(name), "id"))
     };
-    let whole = ids(&["id=int"], None);
-    assert_eq!(whole.concat().len(), 6);
-    assert_eq!(ids(&["big=int", "id=int", "big2=int:big"], None), whole);
-    let [train, val] = ids(&["id=int"], Some("flag"));
-    assert!([train, val].contains(&vec![-5, 15, 35]));
+    let whole = ids(&["id=int"], None, None);
+    assert_eq!(whole.concat().len(), 70);
+    assert!(whole.iter().all(|ids| ids.len() > 20), "{whole:?}");
+    assert_eq!(ids(&["big=int", "id=int", "big2=int:big"], None, None), whole);
+    let even: Vec<i64> = (0..70).filter(|row| row % 2 == 0).map(|row| 10 * row - 5).collect();
+    let sets = ids(&["id=int"], Some("kind"), None);
+    assert!(sets.contains(&even), "{sets:?}");
+    let sets = ids(&["id=int", "kind=class"], None, Some("kind"));
+    let halves = sets.map(|ids| (ids.len(), ids.iter().filter(|id| even.contains(id)).count()));
+    assert!(halves.iter().all(|(all, even)| (34..=36).contains(all) && (17..=18).contains(even)));
 }
 
 #[test]
-fn a_damaged_parquet_file_is_refused_or_has_other_values() {
+fn lists_may_end_where_pages_do() {
+    let (folder, mut options) = Folder::new("t.parquet", "");
+    fs::write(&options.from, include_bytes!("../fixtures/pairs.parquet")).unwrap();
+    options.fields = fields(&["id=int", "pair=array(1,2)"]);
+    write(&options).unwrap();
+    let path = folder.path("train.beton");
+    assert_eq!(ints(&path, "id"), [0, 1, 2, 3, 4, 5]);
+    let set = Beton::open(&path).unwrap();
+    for sample in 0..6 {
+        let pair = [sample as f32, sample as f32 + 0.5].map(f32::to_le_bytes).concat();
+        assert_eq!(array(&set, "pair", sample), pair);
+    }
+}
+
+#[test]
+fn a_text_that_begins_as_a_parquet_file_does_is_a_text() {
+    let (folder, mut options) = Folder::new("t.csv", "PAR1,PAR2\n7,8\n");
+    options.fields = fields(&["light=int:PAR1"]);
+    write(&options).unwrap();
+    assert_eq!(ints(&folder.path("train.beton"), "light"), [7]);
+}
+
+/// Formats without checksums do not show every damage: only panics, and errors without the name of the file, are looked for.
+#[test]
+fn a_damaged_parquet_file_ends_no_process() {
     let whole = include_bytes!("../fixtures/table.parquet");
     let texts =
         ["id=int", "kind=class", "wave=array(2,2)", "image=image:image.bytes", "half=float"];
     let (folder, mut options) = parquet(&texts);
     options.skips_bad_rows = true;
-    for cut in [4, 100, whole.len() / 2, whole.len() - 1] {
+    for cut in [0, 4, 100, whole.len() / 2, whole.len() - 1] {
         fs::write(&options.from, &whole[..cut]).unwrap();
         let refused = write(&options).unwrap_err().to_string();
         assert!(refused.contains("cannot be read as Parquet"), "{refused}");
     }
-    for position in (4..whole.len()).step_by(7) {
+    let mut refused = 0;
+    for position in (4..whole.len()).step_by(61) {
         let mut damaged = whole.to_vec();
         damaged[position] ^= 1 << (position % 8);
         fs::write(&options.from, &damaged).unwrap();
         if let Err(error) = write(&options) {
             assert!(error.to_string().contains("t.parquet"), "{error}");
+            refused += 1;
         }
         let _ = fs::remove_file(folder.path("train.beton"));
     }
+    assert!(refused > 50, "{refused}");
 }

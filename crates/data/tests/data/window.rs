@@ -105,6 +105,25 @@ fn recordings_are_cut_into_windows_and_those_with_gaps_are_left_out() {
     assert_eq!(fs::read_to_string(written.recordings).unwrap(), "a\nb\nc\n");
 }
 
+/// Row i of `fixtures/table.py` has the path `i.png` and the half i / 4.
+#[test]
+fn labels_may_be_in_a_parquet_file() {
+    let study = Study::new("");
+    fs::write(study.path("labels.csv"), include_bytes!("../fixtures/table.parquet")).unwrap();
+    (0..70).for_each(|row| study.record(&format!("{row}.png.npy"), &[0.0; 4][..2 + 2 * (row % 2)]));
+    let mut options = study.options(2, 2);
+    (options.labels.recording, options.labels.label) = ("image.path".to_owned(), "half".to_owned());
+    write_windows(&options, |_, _| ()).unwrap();
+    let found = windows(&study.path("train.beton"));
+    assert_eq!(found.len(), 35 + 2 * 35);
+    let names = fs::read_to_string(study.path("train.beton.recordings.txt")).unwrap();
+    let names: Vec<&str> = names.lines().collect();
+    for (recording, _, label, _) in found {
+        let row: f64 = names[recording as usize].trim_end_matches(".png").parse().unwrap();
+        assert_eq!(label, row / 4.0);
+    }
+}
+
 #[test]
 fn labels_that_change_belong_to_the_windows_near_them() {
     let study = Study::new("recording,glucose,t\nx,7,2\nx,5,0\nx,9,30\n");

@@ -36,6 +36,23 @@ fn parameters_are_torchvisions() {
 }
 
 #[test]
+fn muon_multiplies_the_matrices_that_adamw_does_not_get() {
+    let muon = |optimizer: &str| {
+        let spec = recipe(&["model={ arch='resnet18', num_classes=10 }"], &[optimizer]);
+        let input = InputShape::Image { resolution: 32 };
+        Network::new(&spec.model, input).unwrap().muon(&spec)
+    };
+    assert_eq!(muon("optimizer={ kind='adamw' }"), (0, 0));
+    // All 20 convolutions, not the last layer.
+    assert_eq!(muon("optimizer={ kind='muon' }").0, 20);
+    // Five times 64² (2 · 147 + 64), and 256² (2 · 512 + 256) of a matrix of 512 x 256.
+    let wide = "optimizer={ kind='muon', adamw=['layer*'] }";
+    assert_eq!(muon(wide), (1, 7_331_840));
+    let tall = "optimizer={ kind='muon', adamw=['conv1.*', 'layer[1-3].*', 'layer4.?.conv*'] }";
+    assert_eq!(muon(tall), (1, 419_430_400));
+}
+
+#[test]
 fn multiplications_are_torchvisions() {
     // torchvision 0.26: `_ops` of the weights' metadata, in 10⁹ multiply-add operations at 224 px.
     for (arch, giga) in [

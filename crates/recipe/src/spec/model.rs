@@ -145,8 +145,8 @@ impl JobSpec {
         let Self { model, optimizer, .. } = self;
         let all = parameters.clone().chain(statistics);
         unused("model.freeze", &model.freeze, model.freeze_patterns().unused(all))?;
-        let unused_decay = model.no_decay_patterns();
-        unused("model.no_decay", &model.no_decay, unused_decay.unused(parameters.clone()))?;
+        let no_decay = model.no_decay_patterns();
+        unused("model.no_decay", &model.no_decay, no_decay.unused(parameters.clone()))?;
         let adamw = optimizer.adamw();
         unused("optimizer.adamw", adamw, NamePatterns::of(adamw).unused(parameters))
     }
@@ -367,6 +367,7 @@ fn linear(spec: &JobSpec, rules: &mut Rules) {
     unsupported(spec.precision.fused, "precision.fused", &true);
     unsupported(spec.ema.is_some(), "ema", &"a section");
     unsupported(!train.recompute.is_empty(), "train.recompute", &"stages");
+    unsupported(train.layer_decay != 1.0, "train.layer_decay", &train.layer_decay);
     let clip = train.clip_grad_norm;
     unsupported(clip.is_some(), "train.clip_grad_norm", &clip.unwrap_or_default());
     unsupported(spec.augment.mixup_alpha != 0.0, "augment.mixup_alpha", &spec.augment.mixup_alpha);

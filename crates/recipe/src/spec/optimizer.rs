@@ -68,8 +68,7 @@ pub enum OptimizerSpec {
         weight_decay: f64,
     },
     /// Momentum whose step is made orthogonal, for the weights of convolutions and linear layers (Jordan et al. 2024, as
-    /// in `torch.optim.Muon` with `match_rms_adamw`), and AdamW for all other parameters and the last layer. With the
-    /// rates and the decay of AdamW.
+    /// in `torch.optim.Muon` with `match_rms_adamw`), and AdamW for all other parameters and the last layer.
     Muon {
         /// Factor of the running gradient of those weights, in [0, 1).
         #[serde(default = "muon_momentum")]

@@ -32,6 +32,10 @@ pub struct Train {
     /// `torch.nn.utils.clip_grad_norm_`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub clip_grad_norm: Option<f64>,
+    /// Factor of the learning rate from each layer to the one below it, above 0 and at most 1: 0.75 trains a fine-tuned
+    /// network's lower layers more slowly. See below for what a layer is.
+    #[serde(default = "layer_decay", skip_serializing_if = "is_one")]
+    pub layer_decay: f64,
     /// Progressive resize: changes of resolution and batch at certain epochs; a list, see below.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub phases: Vec<TrainPhase>,
@@ -51,6 +55,11 @@ pub struct Train {
 #[must_use]
 pub fn is_recorded(log_every: u32, step: Step) -> bool {
     log_every == 0 || step.0.is_multiple_of(u64::from(log_every))
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
+fn is_one(number: &f64) -> bool {
+    *number == 1.0
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "serde wants a reference")]
@@ -83,6 +92,9 @@ fn virtual_ranks() -> u32 {
 fn grad_accumulation() -> u32 {
     1
 }
+fn layer_decay() -> f64 {
+    1.0
+}
 
 pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
     length_and_batch(spec, rules);
@@ -90,6 +102,7 @@ pub(super) fn check(spec: &JobSpec, rules: &mut Rules) {
     let rule = format!("must be {}..4096 pixels", sides.start());
     rules.check(sides.contains(&side), "train.resolution", side, &rule);
     phases(spec, rules);
+    rules.above_0_to_1("train.layer_decay", spec.train.layer_decay);
     if let Some(norm) = spec.train.clip_grad_norm {
         rules.positive("train.clip_grad_norm", norm);
     }

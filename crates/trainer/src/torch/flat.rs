@@ -58,6 +58,8 @@ pub(super) struct FlatTensor {
     pub(super) is_cast: bool,
     /// Whether it is the weight of a hidden layer.
     is_hidden: bool,
+    /// Number of layers above its own.
+    layers_above: u32,
     /// Index in the order of a state dict.
     position: usize,
 }
@@ -80,8 +82,15 @@ impl FlatTensor {
             decays: tensor.decays,
             is_cast: tensor.is_cast,
             is_hidden: tensor.is_hidden,
+            layers_above: 0,
             position: tensor.position,
         }
+    }
+
+    /// Whether it is the weight of a hidden layer, and none of its names is `excluded`.
+    pub(super) fn is_hidden(&self, excluded: impl Fn(&str) -> bool) -> bool {
+        let mut names = std::iter::once(&self.name).chain(&self.aliases);
+        self.is_hidden && !names.any(|name| excluded(name))
     }
 
     /// Number of values.
@@ -156,6 +165,11 @@ impl FlatLayout {
         };
         let (mut parameters, mut statistics) =
             (entries(&network.parameters), entries(&network.statistics));
+        let names: Vec<&str> =
+            network.parameters.iter().map(|tensor| tensor.name.as_str()).collect();
+        for (entry, above) in parameters.iter_mut().zip(baton_model::layers_above(&names)) {
+            entry.layers_above = above;
+        }
         let gaps = gaps(&mut parameters);
         let cast_len = assign_offsets(parameters.iter_mut().filter(|entry| !entry.frozen));
         assign_offsets(statistics.iter_mut().filter(|entry| !entry.frozen));
@@ -164,41 +178,35 @@ impl FlatLayout {
         Self { parameters, statistics, cast_len, frozen_cast_len, gaps }
     }
 
-    /// Ranges that an optimizer updates, in order: one segment per tensor, or as few as possible.
-    pub(super) fn segments(&self, per_tensor: bool) -> Vec<Segment> {
+    /// Ranges that an optimizer updates, in order, as few as possible; one of its own for each tensor that `is_alone`. The
+    /// learning rate falls by `layer_decay` from each layer to the one below it.
+    pub(super) fn segments(
+        &self,
+        layer_decay: f64,
+        is_alone: impl Fn(&FlatTensor) -> bool,
+    ) -> Vec<Segment> {
         let mut segments: Vec<Segment> = Vec::new();
-        for entry in self.trained() {
-            let (start, len, decays) = (entry.offset, entry.len(), entry.decays);
+        for entry in in_order(self.parameters.iter().filter(|entry| !entry.frozen)) {
+            let rows = entry.shape.first().copied().filter(|_| is_alone(entry));
+            let next = Segment {
+                start: entry.offset,
+                len: entry.len(),
+                decays: entry.decays,
+                rate: libm::pow(layer_decay, entry.layers_above.into()),
+                rows,
+            };
             match segments.last_mut() {
                 Some(last)
-                    if !per_tensor
-                        && last.decays == decays
-                        && aligned(last.start + last.len) == start =>
+                    if (last.rows, next.rows) == (None, None)
+                        && (last.decays, last.rate) == (next.decays, next.rate)
+                        && aligned(last.start + last.len) == next.start =>
                 {
-                    last.len = start + len - last.start;
+                    last.len = next.start + next.len - last.start;
                 }
-                _ => segments.push(Segment { start, len, decays, rows: None }),
+                _ => segments.push(next),
             }
         }
         segments
-    }
-
-    /// [`Self::segments`] per tensor. The weights of hidden layers are matrices with a row per output, except those with a
-    /// name that is `excluded`.
-    pub(super) fn matrices(&self, excluded: impl Fn(&str) -> bool) -> Vec<Segment> {
-        let segment = |entry: &FlatTensor| {
-            let (start, len, decays) = (entry.offset, entry.len(), entry.decays);
-            let mut names = std::iter::once(&entry.name).chain(&entry.aliases);
-            let is_matrix = entry.is_hidden && !names.any(|name| excluded(name));
-            let rows = entry.shape.first().copied().filter(|_| is_matrix);
-            Segment { start, len, decays, rows }
-        };
-        self.trained().into_iter().map(segment).collect()
-    }
-
-    /// Trained parameters by offset.
-    fn trained(&self) -> Vec<&FlatTensor> {
-        in_order(self.parameters.iter().filter(|entry| !entry.frozen))
     }
 
     /// Length of the buffer of trained parameters, with padding.

@@ -595,7 +595,12 @@ const WITH_A_PROGRAM: [&[&str]; 5] = [
 ];
 const WITH_A_NETWORK: [&[&str]; 5] = [
     &["model.blur_pool=true", "loss.label_smoothing=0.1", "precision.compute=bf16"],
-    &["precision.fused=true", "train.recompute=['layer1']", "ema={ decay=0.9 }"],
+    &[
+        "precision.fused=true",
+        "train.recompute=['layer1']",
+        "train.layer_decay=0.7",
+        "ema={ decay=0.9 }",
+    ],
     &["augment={ mixup_alpha=0.4, cutmix_probability=0.5 }", "train.clip_grad_norm=0.5"],
     &[
         "evaluation.flip=true",

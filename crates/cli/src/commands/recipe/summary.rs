@@ -215,6 +215,12 @@ fn optimizer(spec: &JobSpec) -> String {
     | OptimizerSpec::Lamb { weight_decay, .. }
     | OptimizerSpec::Muon { weight_decay, .. }) = &spec.optimizer;
     let mut parts = vec![word(&spec.optimizer), format!("weight decay {weight_decay}")];
+    if spec.train.layer_decay < 1.0 {
+        parts.push(format!(
+            "rate times {} from each layer to the one below",
+            spec.train.layer_decay
+        ));
+    }
     if let Some(norm) = spec.train.clip_grad_norm {
         parts.push(format!("gradient clipped to a norm of {norm}"));
     }

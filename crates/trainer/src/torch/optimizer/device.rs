@@ -53,7 +53,7 @@ impl Optimizer {
                 weights,
                 gradient,
                 &scalars,
-                (rates.lr, decay),
+                (rates.lr * segment.rate, decay),
                 corrections.as_ref(),
             )?;
         }
@@ -166,7 +166,8 @@ impl Optimizer {
                         true => gradient.f_lerp(&mean, muon.momentum)?,
                         false => mean,
                     };
-                    let _ = weights.f_addcmul_(&muon.step(&direction, rows)?, &minus_lr)?;
+                    let _ =
+                        weights.f_addcmul_(&muon.step_on_device(&direction, rows)?, &minus_lr)?;
                 } else {
                     let Some([mean_correction, square_correction]) = corrections else {
                         return Ok(());

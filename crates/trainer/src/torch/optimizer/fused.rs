@@ -8,12 +8,14 @@ use super::{Optimizer, Rates, Rule, Segment};
 use crate::torch::fused::Fused;
 
 /// A contiguous range of weights; those with weight decay come first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 struct WeightRun {
     start: i64,
     len: i64,
     /// Number of values with weight decay.
     decayed: i64,
+    /// Factor of the learning rate.
+    rate: f64,
 }
 
 impl Optimizer {
@@ -55,7 +57,7 @@ impl Optimizer {
                 decayed: length(run.decayed),
                 cast: length(cast),
                 clip: self.clip.unwrap_or_default(),
-                lr: rates.lr as f32,
+                lr: (rates.lr * run.rate) as f32,
                 momentum: *momentum as f32,
                 nesterov: *nesterov,
                 weight_decay: self.weight_decay as f32,
@@ -76,17 +78,18 @@ impl Optimizer {
     fn runs(&self) -> Vec<WeightRun> {
         let mut runs: Vec<WeightRun> = Vec::new();
         for segment in &self.segments {
-            let Segment { start, len, .. } = *segment;
+            let Segment { start, len, rate, .. } = *segment;
             let decayed = if self.decay_of(*segment) == 0.0 { 0 } else { len };
             match runs.last_mut() {
                 Some(last)
                     if last.start + last.len == start
+                        && last.rate == rate
                         && (decayed == 0 || last.decayed == last.len) =>
                 {
                     last.len += len;
                     last.decayed += decayed;
                 }
-                _ => runs.push(WeightRun { start, len, decayed }),
+                _ => runs.push(WeightRun { start, len, decayed, rate }),
             }
         }
         runs

@@ -78,7 +78,9 @@ struct ParameterBlock<'a> {
     /// First and second moment, if the rule has them.
     moments: [Option<&'a mut [f32]>; 2],
     average: Option<&'a mut [f32]>,
-    /// Factor of the learning rate; with LARS and LAMB one per layer.
+    /// Factor of the learning rate.
+    rate: f32,
+    /// The same of LARS and LAMB.
     layer_rate: f32,
     weight_decay: f32,
 }
@@ -108,7 +110,7 @@ impl Optimizer {
             };
             // Its values are not needed any more.
             let mut gradient = gradient.shallow_clone();
-            self.update_weights(write(weights), write(&mut gradient), scalars)?;
+            self.update_weights(write(weights), write(&mut gradient), scalars);
         } else if let (Some(share), Some(average)) = (share, &mut self.average) {
             blend(write(&mut average.weights), read(weights), share);
         }
@@ -123,7 +125,7 @@ impl Optimizer {
         weights: &mut [f32],
         gradient: &mut [f32],
         mut scalars: UpdateScalars,
-    ) -> tch::Result<()> {
+    ) {
         let mut decays: Vec<f32> = self.segments.iter().map(|s| self.decay_of(*s) as f32).collect();
         match &mut self.rule {
             Rule::Lamb { betas, eps, mean, square } => {
@@ -141,13 +143,12 @@ impl Optimizer {
                 let values = (&*weights, &mut *gradient);
                 let no_decay = vec![0.0; others.len()];
                 adam_step(&others, values, moments, (*betas, *eps), &no_decay, &scalars);
-                muon_step(*muon, &matrices, gradient, write(mean), scalars.factor)?;
+                muon_step(*muon, &matrices, gradient, write(mean), scalars.factor);
                 scalars.factor = 1.0;
             }
             Rule::Sgd { .. } | Rule::AdamW { .. } | Rule::Lars { .. } => {}
         }
         self.apply(weights, gradient, &decays, &scalars);
-        Ok(())
     }
 
     fn apply(
@@ -172,14 +173,17 @@ impl Optimizer {
         let average = scalars.share.and(self.average.as_mut());
         let mut average =
             average.map(|average| blocks_mut(write(&mut average.weights), segments).into_iter());
-        let constants = zip(per_block(&layer_rates, segments), per_block(decays, segments));
+        let rates: Vec<f32> = segments.iter().map(|segment| segment.rate as f32).collect();
+        let rates = zip(per_block(&rates, segments), per_block(&layer_rates, segments));
+        let constants = zip(rates, per_block(decays, segments));
         let values = zip(blocks_mut(weights, segments), blocks(gradient, segments));
         let blocks = zip(values, constants)
-            .map(|((weights, gradient), (layer_rate, weight_decay))| ParameterBlock {
+            .map(|((weights, gradient), ((rate, layer_rate), weight_decay))| ParameterBlock {
                 weights,
                 gradient,
                 moments: moments.each_mut().map(|moment| moment.as_mut().and_then(Iterator::next)),
                 average: average.as_mut().and_then(Iterator::next),
+                rate,
                 layer_rate,
                 weight_decay,
             })
@@ -240,7 +244,7 @@ fn muon_step(
     gradient: &mut [f32],
     mean: &mut [f32],
     factor: f32,
-) -> tch::Result<()> {
+) {
     let (take, ahead) = ((1.0 - muon.momentum) as f32, muon.momentum as f32);
     let blocks = zip(blocks_mut(gradient, matrices), blocks_mut(mean, matrices)).collect();
     in_parallel(blocks, threads(), &|(gradient, mean)| {
@@ -252,10 +256,8 @@ fn muon_step(
     });
     for Segment { start, len, rows, .. } in matrices {
         let values = &mut gradient[*start as usize..][..*len as usize];
-        let step = muon.step(&Tensor::f_from_slice(values)?, rows.unwrap_or(1))?;
-        values.copy_from_slice(read(&step));
+        muon.make_orthogonal(values, rows.map_or(1, |rows| rows as usize));
     }
-    Ok(())
 }
 
 /// Scalars of one update.
@@ -321,18 +323,19 @@ impl UpdateKernel {
     }
 
     fn run(&self, block: ParameterBlock<'_>, scalars: &UpdateScalars) {
-        let ParameterBlock { weights, gradient, moments, average, layer_rate, weight_decay } =
+        let ParameterBlock { weights, gradient, moments, average, rate, layer_rate, weight_decay } =
             block;
         let factor = scalars.factor;
         let average = average.zip(scalars.share);
         match (*self, moments) {
             (Self::Sgd { lr, .. }, [None, _]) => {
-                let lr = lr * layer_rate;
+                let lr = lr * rate * layer_rate;
                 sweep(weights, gradient, average, move |w, g| {
                     *w -= lr * (g * factor + weight_decay * *w);
                 });
             }
             (Self::Sgd { lr, momentum, nesterov: true }, [Some(velocity), _]) => {
+                let lr = lr * rate;
                 sweep(weights, gradient.iter().zip(velocity), average, move |w, (g, v)| {
                     let g = g * factor + weight_decay * *w;
                     *v = momentum * *v + g;
@@ -340,6 +343,7 @@ impl UpdateKernel {
                 });
             }
             (Self::Sgd { lr, momentum, nesterov: false }, [Some(velocity), _]) => {
+                let lr = lr * rate;
                 sweep(weights, gradient.iter().zip(velocity), average, move |w, (g, v)| {
                     let g = g * factor + weight_decay * *w;
                     *v = momentum * *v + g * layer_rate;
@@ -357,6 +361,7 @@ impl UpdateKernel {
                 },
                 [Some(mean), Some(square)],
             ) => {
+                let (lr, unbiased_lr) = (lr * rate, unbiased_lr * rate);
                 let shrink = 1.0 - lr * weight_decay;
                 let others = gradient.iter().zip(mean).zip(square);
                 sweep(weights, others, average, move |w, ((g, m), s)| {
@@ -450,12 +455,12 @@ fn per_block(values: &[f32], segments: &[Segment]) -> impl Iterator<Item = f32> 
     })
 }
 
-fn threads() -> usize {
+pub(super) fn threads() -> usize {
     usize::try_from(tch::get_num_threads()).unwrap_or(1)
 }
 
 /// Processes `items` in parallel, each thread a contiguous range of them.
-fn in_parallel<T: Send>(mut items: Vec<T>, threads: usize, work: &(impl Fn(T) + Sync)) {
+pub(super) fn in_parallel<T: Send>(mut items: Vec<T>, threads: usize, work: &(impl Fn(T) + Sync)) {
     let share = items.len().div_ceil(threads.max(1)).max(1);
     std::thread::scope(|scope| {
         while items.len() > share {

@@ -29,7 +29,7 @@ use super::{buffer::read, flat::FlatLayout};
 const CLIP_EPSILON: f64 = 1e-6;
 
 /// A range of parameters with the same treatment.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Segment {
     /// First value.
     pub(super) start: i64,
@@ -37,7 +37,9 @@ pub(super) struct Segment {
     pub(super) len: i64,
     /// Whether weight decay applies, and LARS and LAMB use a separate rate.
     pub(super) decays: bool,
-    /// Number of rows of the matrix that Muon makes orthogonal.
+    /// Factor of the learning rate.
+    pub(super) rate: f64,
+    /// Size of the first axis of a tensor with a segment of its own: Muon's matrix has as many rows.
     pub(super) rows: Option<i64>,
 }
 
@@ -119,8 +121,7 @@ impl Optimizer {
                 decay_norm_and_bias,
                 adamw: _,
             } => {
-                let muon =
-                    Muon { momentum, nesterov, kind: muon::kind(device, spec.precision.compute) };
+                let muon = Muon { momentum, nesterov, kind: muon::kind(spec.precision.compute) };
                 let rule = Rule::Muon { muon, betas, eps, mean: zeros()?, square: zeros()? };
                 (rule, weight_decay, decay_norm_and_bias)
             }
@@ -140,17 +141,15 @@ impl Optimizer {
             }
             spec::Compute::Fp32 | spec::Compute::Bf16 => None,
         };
+        let adamw = NamePatterns::of(spec.optimizer.adamw());
         let gaps = layout.gaps.iter();
         Ok(Self {
             gaps: gaps.map(|(at, len)| (*at as usize, *len as usize)).collect(),
-            segments: match rule {
-                Rule::Sgd { .. } | Rule::AdamW { .. } => layout.segments(false),
-                Rule::Lars { .. } | Rule::Lamb { .. } => layout.segments(true),
-                Rule::Muon { .. } => {
-                    let adamw = NamePatterns::of(spec.optimizer.adamw());
-                    layout.matrices(|name| adamw.matches(name))
-                }
-            },
+            segments: layout.segments(spec.train.layer_decay, |entry| match rule {
+                Rule::Sgd { .. } | Rule::AdamW { .. } => false,
+                Rule::Lars { .. } | Rule::Lamb { .. } => true,
+                Rule::Muon { .. } => entry.is_hidden(|name| adamw.matches(name)),
+            }),
             rule,
             weight_decay,
             decay_all,

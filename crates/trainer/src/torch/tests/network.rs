@@ -103,7 +103,7 @@ proptest! {
             }
             prop_assert_eq!(entry.offset < cast, entry.is_cast);
             for per_tensor in [false, true] {
-                let segments = layout.segments(per_tensor);
+                let segments = layout.segments(1.0, |_| per_tensor);
                 let in_order =
                     |pair: &[Segment]| pair[0].start + pair[0].len <= pair[1].start;
                 prop_assert!(segments.windows(2).all(in_order));
@@ -160,7 +160,10 @@ fn frozen_stages_have_a_separate_buffer() {
         layout_by(&["model.pretrained=a.safetensors", &freeze], 3)
     };
     let whole = layout("[]");
-    assert_eq!((whole.segments(false).len(), whole.frozen_len(), &*whole.gaps), (2, 0, &[][..]));
+    assert_eq!(
+        (whole.segments(1.0, |_| false).len(), whole.frozen_len(), &*whole.gaps),
+        (2, 0, &[][..])
+    );
 
     let frozen = layout("['stem', 'layer1']");
     let (kernels, norms) = (9_408 + 4 * 36_864, 5 * 128);
@@ -168,7 +171,8 @@ fn frozen_stages_have_a_separate_buffer() {
     assert_eq!(frozen.statistics_len(), whole.statistics_len() - norms);
     assert_eq!((frozen.frozen_len(), frozen.frozen_cast_len), (kernels + 2 * norms, kernels));
     assert_eq!(frozen.gaps, [(0, kernels), (frozen.cast_len, norms)]);
-    let values = |layout: &FlatLayout| layout.segments(true).iter().map(|s| s.len).sum::<i64>();
+    let values =
+        |layout: &FlatLayout| layout.segments(1.0, |_| true).iter().map(|s| s.len).sum::<i64>();
     assert_eq!(values(&frozen), frozen.parameters_len());
     for tensor in frozen.tensor_locations() {
         let is_frozen =

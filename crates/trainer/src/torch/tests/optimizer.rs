@@ -296,6 +296,63 @@ fn weights_that_muon_leaves_to_adamw_change_as_with_adamw() {
     }
 }
 
+#[test]
+fn the_rate_falls_from_each_layer_to_the_one_below_it() {
+    use TensorRole::Trained;
+    let layout = layout_of(&[
+        ("body.0.weight", &[4, 8], Trained),
+        ("body.0.bias", &[4], Trained),
+        ("body.1.weight", &[4, 8], Trained),
+        ("body.1.bias", &[4], Trained),
+        ("head.weight", &[2, 4], Trained),
+    ]);
+    let len = layout.parameters_len() as usize;
+    let start: Vec<f32> = (0..len).map(|i| (i as f32 * 0.37).sin()).collect();
+    let gradient = |step: u64| -> Vec<f32> {
+        (0..len).map(|i| ((step as f32 + 1.3) * (i as f32 + 0.7)).sin()).collect()
+    };
+    for optimizer in [
+        "optimizer={kind='sgd', weight_decay=0.1}",
+        "optimizer={kind='sgd', momentum=0.9, weight_decay=0.1}",
+        "optimizer={kind='sgd', momentum=0.9, nesterov=true, weight_decay=0.1}",
+        "optimizer={kind='adamw', weight_decay=0.1}",
+        "optimizer={kind='lars', momentum=0.9, weight_decay=0.1}",
+        "optimizer={kind='lamb', weight_decay=0.1}",
+        "optimizer={kind='muon', weight_decay=0.1}",
+    ] {
+        let decayed = recipe(&[optimizer, "train.layer_decay=0.5"]);
+        let trained = |spec: &JobSpec, rate: f64| {
+            let mut sides = Side::all(spec, &layout, &start);
+            for side in &mut sides {
+                (0..4).for_each(|step| side.update(&gradient(step), step, 0.1 * rate));
+            }
+            sides
+        };
+        let found = trained(&decayed, 1.0);
+        for (factor, names) in [(0.25, "body.0"), (0.5, "body.1"), (1.0, "head")] {
+            let expected = trained(&recipe(&[optimizer]), factor);
+            for (found, expected) in found.iter().zip(&expected) {
+                let mut entries = layout.parameters.iter();
+                assert!(entries.any(|entry| entry.name.starts_with(names)));
+                for entry in &layout.parameters {
+                    let error = relative_error(
+                        &entry.view(&found.weights).unwrap(),
+                        &entry.view(&expected.weights).unwrap(),
+                    );
+                    let is_same = error < 1e-6;
+                    assert_eq!(
+                        is_same,
+                        entry.name.starts_with(names),
+                        "{optimizer}, {}, {factor}, {:?}: {error}",
+                        entry.name,
+                        found.implementation
+                    );
+                }
+            }
+        }
+    }
+}
+
 /// `torch.nn.utils.clip_grad_norm_`.
 #[test]
 fn a_gradient_above_the_norm_is_scaled_down_to_it() {
@@ -339,7 +396,8 @@ fn an_overflow_changes_the_loss_scale_and_nothing_else() {
         let scale =
             "precision.loss_scale={initial=8.0, growth=4.0, backoff=0.5, growth_interval=2}";
         let spec = recipe(&["precision.compute=fp16", scale, optimizer]);
-        let plain = recipe(&[optimizer]);
+        // With the same number format of Muon's iteration.
+        let plain = recipe(&["precision.compute=bf16", optimizer]);
         for (mut side, mut other) in Side::all(&spec, &layout(), &[1.0; PARAMETERS])
             .into_iter()
             .zip(Side::all(&plain, &layout(), &[1.0; PARAMETERS]))

@@ -55,7 +55,7 @@ fn regions_are_the_whole_state_bit_by_bit() {
         &["optimizer={kind='adamw', weight_decay=0.01}"],
         &["optimizer={kind='lars', momentum=0.9, weight_decay=0.01}", "ema.decay=0.5"],
         &["optimizer={kind='lamb', weight_decay=0.01}"],
-        &["optimizer={kind='muon', weight_decay=0.01}"],
+        &["optimizer={kind='muon', weight_decay=0.01, adamw=['layer[234].*']}"],
         &["precision.compute=fp16", "precision.loss_scale.growth_interval=2"],
     ] {
         let mut first = learner(optimizer);
