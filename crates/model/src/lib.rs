@@ -137,6 +137,11 @@ impl Tensor {
         self.len() == 0
     }
 
+    /// Whether `is_it` says so of one of its names.
+    pub fn has_name(&self, is_it: impl Fn(&str) -> bool) -> bool {
+        std::iter::once(&self.name).chain(&self.aliases).any(|name| is_it(name))
+    }
+
     /// Whether it keeps its value.
     #[must_use]
     pub fn is_frozen(&self) -> bool {
@@ -167,8 +172,7 @@ impl NetworkDescription {
     #[must_use]
     pub fn without_decay(mut self, is_excluded: impl Fn(&str) -> bool) -> Self {
         for tensor in &mut self.parameters {
-            let mut names = std::iter::once(&tensor.name).chain(&tensor.aliases);
-            if names.any(|name| is_excluded(name)) {
+            if tensor.has_name(&is_excluded) {
                 tensor.decays = false;
             }
         }

@@ -22,7 +22,7 @@ const INDEX_BYTES: u64 = 8;
 pub(crate) const F32_BYTES: u64 = 4;
 
 /// A network for samples of one shape.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Network {
     /// Its operations in the order of the forward pass.
     pub layers: Vec<NetworkOperation>,
@@ -30,32 +30,11 @@ pub struct Network {
     /// every pass, and the statistics of BatchNorm in programs.
     pub kept_per_pass: u64,
     /// Trained weights whose steps Muon makes orthogonal, unless the recipe leaves them to AdamW.
-    pub hidden: Vec<HiddenWeight>,
+    pub hidden: Vec<Tensor>,
     /// Memory for uses that other networks do not have.
     pub parts: Vec<MemoryPart>,
     /// Blocks that are recomputed for the gradient even if `train.recompute` does not name them.
     pub recomputed: Vec<String>,
-}
-
-/// A weight of a convolution or linear layer, as a matrix.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct HiddenWeight {
-    /// All its names.
-    pub names: Vec<String>,
-    /// Its outputs.
-    pub rows: u64,
-    /// Weights of an output.
-    pub columns: u64,
-}
-
-impl HiddenWeight {
-    /// Multiply-adds of Muon's five iterations for an m x n matrix, m not above n: two products with n columns and one of m x m
-    /// matrices each (`crates/trainer/src/torch/optimizer/muon.rs`).
-    fn muon_macs(&self) -> u64 {
-        let (m, n) = (self.rows.min(self.columns), self.rows.max(self.columns));
-        let columns = n.saturating_mul(2).saturating_add(m);
-        m.saturating_mul(m).saturating_mul(columns).saturating_mul(5)
-    }
 }
 
 impl Network {
@@ -66,10 +45,10 @@ impl Network {
             return (0, 0);
         }
         let adamw = NamePatterns::of(spec.optimizer.adamw());
-        let is_adamw = |weight: &&HiddenWeight| weight.names.iter().any(|name| adamw.matches(name));
+        let is_adamw = |weight: &&Tensor| weight.has_name(|name| adamw.matches(name));
         let matrices = self.hidden.iter().filter(|weight| !is_adamw(weight));
         matrices.fold((0, 0_u64), |(count, macs), weight| {
-            (count + 1, macs.saturating_add(weight.muon_macs()))
+            (count + 1, macs.saturating_add(muon_macs(weight)))
         })
     }
 
@@ -330,14 +309,18 @@ impl NetworkWalker<'_> {
     }
 }
 
-pub(crate) fn hidden(network: &NetworkDescription) -> Vec<HiddenWeight> {
-    let hidden = network.parameters.iter().filter(|tensor| tensor.is_hidden && !tensor.is_frozen());
-    let hidden = hidden.map(|tensor| {
-        let rows = tensor.shape.first().copied().unwrap_or(1).max(1);
-        let names = std::iter::once(&tensor.name).chain(&tensor.aliases).cloned().collect();
-        HiddenWeight { names, rows, columns: tensor.len() / rows }
-    });
-    hidden.collect()
+pub(crate) fn hidden(network: &NetworkDescription) -> Vec<Tensor> {
+    let weights = network.parameters.iter();
+    weights.filter(|tensor| tensor.is_hidden && !tensor.is_frozen()).cloned().collect()
+}
+
+/// Multiply-adds of Muon's five iterations for an m x n matrix, m not above n: two products with n columns and one of m x m
+/// matrices each (`crates/trainer/src/torch/optimizer/muon.rs`).
+fn muon_macs(weight: &Tensor) -> u64 {
+    let rows = weight.shape.first().copied().unwrap_or(1).max(1);
+    let columns = weight.len() / rows;
+    let (m, n) = (rows.min(columns), rows.max(columns));
+    m.saturating_mul(m).saturating_mul(n.saturating_mul(2).saturating_add(m)).saturating_mul(5)
 }
 
 /// Converts u8 to f32, subtracts the mean, divides by the deviation, converts to the working format.

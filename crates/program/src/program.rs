@@ -280,6 +280,17 @@ impl Program {
             return Err(program
                 .error("has no parameter to train: set requires_grad, or change model.freeze"));
         }
+        let adamw = NamePatterns::of(spec.optimizer.adamw());
+        let is_muons = |weight: &Tensor| {
+            weight.is_hidden && !weight.is_frozen() && !weight.has_name(|name| adamw.matches(name))
+        };
+        let is_muon = matches!(spec.optimizer, OptimizerSpec::Muon { .. });
+        if is_muon && !program.describe().parameters.iter().any(is_muons) {
+            return Err(program.error(
+                "has no weight for optimizer.kind = \"muon\", that is of a convolution or linear layer before the last one, \
+                 trained and not in optimizer.adamw: take adamw",
+            ));
+        }
         Ok((program, roles))
     }
 
@@ -325,29 +336,9 @@ impl Program {
         let parameters = self.parameters.iter().flat_map(Parameter::names);
         let statistics = self.statistics.iter().map(|tensor| tensor.name.as_str());
         spec.check_patterns(parameters, statistics).map_err(|problem| self.error(problem))?;
-        self.check_muon(spec)?;
         self.check_constants()?;
         self.recomputed(&spec.train.recompute)?;
         self.evaluation().map(|_| roles)
-    }
-
-    /// Checks that Muon has a weight to make orthogonal.
-    fn check_muon(&self, spec: &JobSpec) -> Result<(), Error> {
-        let adamw = NamePatterns::of(spec.optimizer.adamw());
-        let frozen = spec.model.freeze_patterns();
-        let is_muons = |index: &usize| {
-            let Some(parameter) = self.parameters.get(*index) else { return false };
-            parameter.requires_grad
-                && !parameter.names().any(|name| adamw.matches(name) || frozen.matches(name))
-        };
-        let is_muon = matches!(spec.optimizer, OptimizerSpec::Muon { .. });
-        if is_muon && !self.graph.hidden_weights().iter().any(is_muons) {
-            return Err(self.error(
-                "has no weight for optimizer.kind = \"muon\", that is of a convolution or linear layer before the last one, \
-                 trained and not in optimizer.adamw: take adamw",
-            ));
-        }
-        Ok(())
     }
 
     /// Checks that checkpoints, which hold f32, can hold the constants of the module's state dict.

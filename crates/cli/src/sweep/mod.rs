@@ -310,18 +310,15 @@ impl Sweep {
                 output::note(format!("{saved} ({reason}); the same command continues"));
                 Ok(exit::DRAINED)
             }
-            // What a trial did after it was dropped does not count.
-            None if !self.failures.keys().any(|trial| results.trials[*trial].has_failed) => {
-                Ok(exit::OK)
-            }
-            None => {
-                let failed_trials =
-                    self.failures.keys().filter(|trial| results.trials[**trial].has_failed);
-                let count = human::count(failed_trials.count() as u64, "trial");
-                Err(failed(format!(
-                    "{count} failed; the same command tries again, once the reasons above are removed"
-                )))
-            }
+            None => match results.failed(&self.failures) {
+                0 => Ok(exit::OK),
+                count => {
+                    let count = human::count(count as u64, "trial");
+                    Err(failed(format!(
+                        "{count} failed; the same command tries again, once the reasons above are removed"
+                    )))
+                }
+            },
         }
     }
 

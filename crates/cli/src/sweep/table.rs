@@ -41,7 +41,7 @@ pub(super) struct SweepResults {
 pub(super) struct TrialResult {
     settings: TrialSettings,
     pub(super) state: String,
-    pub(super) has_failed: bool,
+    has_failed: bool,
     /// The last evaluation; of one that was not continued, that by which it was compared.
     result: Option<EvaluatedTrial>,
     best: Option<EvaluatedTrial>,
@@ -106,6 +106,11 @@ impl SweepResults {
             hours: records.iter().map(|record| record.hours).sum(),
             dollars: (!priced.is_empty()).then(|| priced.iter().sum()),
         }
+    }
+
+    /// How many of these trials have failed in the table: what one did after it was dropped does not count.
+    pub(super) fn failed(&self, failures: &BTreeMap<usize, String>) -> usize {
+        failures.keys().filter(|trial| self.trials[**trial].has_failed).count()
     }
 
     /// The table of configurations, and what they cost.
@@ -524,18 +529,24 @@ mod tests {
         };
         let dropped = Decision::Dropped { after: 1 };
         let decisions = [dropped, Decision::Ended, dropped];
-        let csv = |end: SavedEnd, failures: &BTreeMap<usize, String>| {
+        let results = |end: SavedEnd, failures: &BTreeMap<usize, String>| {
             let (trials, records) = ((&settings[..], &[0, 1, 2][..]), records(end));
-            SweepResults::new("x", trials, &records, &decisions, failures).csv().unwrap()
+            SweepResults::new("x", trials, &records, &decisions, failures)
         };
         let expected = "trial,a,state,step,top1,loss,best_step,best\n\
                         000,1,dropped after 1 evaluation,10,0.5,0.5,10,0.5\n\
                         001,2,completed,20,0.75,0.25,20,0.75\n\
                         002,3,diverged,,,,,\n";
         let (none, failed) = (BTreeMap::new(), BTreeMap::from([(0, "no memory".to_owned())]));
-        assert_eq!(csv(SavedEnd::Open, &none), expected);
-        assert_eq!(csv(diverged(), &none), expected);
-        assert_eq!(csv(SavedEnd::Open, &failed), expected);
+        assert_eq!(results(SavedEnd::Open, &none).csv().unwrap(), expected);
+        assert_eq!(results(diverged(), &none).csv().unwrap(), expected);
+        let with_failure = results(SavedEnd::Open, &failed);
+        assert_eq!(
+            (with_failure.csv().unwrap(), with_failure.failed(&failed)),
+            (expected.to_owned(), 0)
+        );
+        let others = BTreeMap::from([(0, "no memory".to_owned()), (2, "no memory".to_owned())]);
+        assert_eq!(results(SavedEnd::Open, &others).failed(&others), 1);
     }
 
     #[test]

@@ -137,7 +137,7 @@ impl ParquetTable {
         Ok(self.rows.pop())
     }
 
-    /// Goes on with the next group of rows; false after the last one.
+    /// Opens the next group of rows; false after the last one.
     fn open_group(&mut self) -> Result<bool, ParquetError> {
         if self.next_group == self.file.num_row_groups() {
             return Ok(false);
@@ -160,7 +160,8 @@ impl ParquetTable {
                 let cells = column.read(reader, count)?;
                 let is_over = !is_end || column.read(reader, 1)?.is_empty();
                 let is_whole = cells.len() == count && is_over;
-                is_whole.then_some(cells).ok_or_else(|| "has another number of rows".to_owned())
+                let problem = "has another number of rows than the file: write it again";
+                is_whole.then_some(cells).ok_or_else(|| problem.to_owned())
             });
             let cells = read.map_err(|problem| format!("column {:?} {problem}", column.name))?;
             for (row, cell) in rows.iter_mut().zip(cells) {
@@ -180,7 +181,10 @@ fn check_rows(file: &SerializedFileReader<File>) -> Result<(), String> {
     let sum = counts.sum::<Option<u64>>();
     match sum.is_some() && sum == u64::try_from(metadata.file_metadata().num_rows()).ok() {
         true => Ok(()),
-        false => Err("is damaged: its groups of rows are not those of the file".to_owned()),
+        false => {
+            Err("is damaged, as its groups have other rows than the file: write it again"
+                .to_owned())
+        }
     }
 }
 
@@ -212,13 +216,15 @@ fn names_in(group: &Type, name: &str, names: &mut Vec<String>) {
 }
 
 fn unreadable(error: &ParquetError) -> String {
-    format!("cannot be read as Parquet: {error}")
+    format!(
+        "cannot be read as Parquet: {error}: write it again, compressed with zstd or not at all"
+    )
 }
 
 /// The crate panics at some damaged files.
 fn guarded<T>(read: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(read))
-        .unwrap_or_else(|_| Err("is damaged: write it again".to_owned()))
+        .unwrap_or_else(|_| Err("is damaged, see the message on stderr: write it again".to_owned()))
 }
 
 impl Levels {
@@ -284,46 +290,62 @@ impl ValueKind {
 
 /// A value, as a list has it and as a cell of its own.
 trait ColumnValue {
+    /// NaN if it is none.
     fn number(&self, kind: ValueKind) -> f64;
 
-    /// The cell, or why it has none.
-    fn cell(&self, kind: ValueKind) -> Result<Cell, String>;
+    /// The cell, or why it has none. The text of a number as f64 is exact, except for integers of 64 bits.
+    fn cell(&self, kind: ValueKind) -> Result<Cell, String> {
+        Ok(Cell::Text(self.number(kind).to_string()))
+    }
 }
 
-/// Numbers. An unsigned one is stored as the signed one with the same bits, a text must have the exact value.
-macro_rules! number {
-    ($type:ty, $value:ident, $kind:ident => $number:expr, $text:expr) => {
-        impl ColumnValue for $type {
-            fn number(&self, $kind: ValueKind) -> f64 {
-                let $value = *self;
-                $number
-            }
+impl ColumnValue for bool {
+    fn number(&self, _kind: ValueKind) -> f64 {
+        f64::from(u8::from(*self))
+    }
 
-            fn cell(&self, $kind: ValueKind) -> Result<Cell, String> {
-                let $value = *self;
-                Ok(Cell::Text($text))
-            }
+    fn cell(&self, _kind: ValueKind) -> Result<Cell, String> {
+        Ok(Cell::Text(self.to_string()))
+    }
+}
+
+impl ColumnValue for f32 {
+    fn number(&self, _kind: ValueKind) -> f64 {
+        (*self).into()
+    }
+}
+
+impl ColumnValue for f64 {
+    fn number(&self, _kind: ValueKind) -> f64 {
+        *self
+    }
+}
+
+/// Unsigned ones are stored as the signed ones with the same bits.
+impl ColumnValue for i32 {
+    fn number(&self, kind: ValueKind) -> f64 {
+        match kind {
+            ValueKind::Unsigned => self.cast_unsigned().into(),
+            _ => (*self).into(),
         }
-    };
+    }
 }
 
-number!(bool, value, _kind => f64::from(u8::from(value)), value.to_string());
-number!(f32, value, _kind => value.into(), f64::from(value).to_string());
-number!(f64, value, _kind => value, value.to_string());
-number!(i32, value, kind => match kind {
-    ValueKind::Unsigned => value.cast_unsigned().into(),
-    _ => value.into(),
-}, match kind {
-    ValueKind::Unsigned => value.cast_unsigned().to_string(),
-    _ => value.to_string(),
-});
-number!(i64, value, kind => match kind {
-    ValueKind::Unsigned => value.cast_unsigned() as f64,
-    _ => value as f64,
-}, match kind {
-    ValueKind::Unsigned => value.cast_unsigned().to_string(),
-    _ => value.to_string(),
-});
+impl ColumnValue for i64 {
+    fn number(&self, kind: ValueKind) -> f64 {
+        match kind {
+            ValueKind::Unsigned => self.cast_unsigned() as f64,
+            _ => *self as f64,
+        }
+    }
+
+    fn cell(&self, kind: ValueKind) -> Result<Cell, String> {
+        Ok(Cell::Text(match kind {
+            ValueKind::Unsigned => self.cast_unsigned().to_string(),
+            _ => self.to_string(),
+        }))
+    }
+}
 
 impl ColumnValue for ByteArray {
     fn number(&self, _kind: ValueKind) -> f64 {

@@ -470,6 +470,7 @@ impl<'a> OpenTable<'a> {
         }
         let place = self.table.place();
         let key = match &self.options.by {
+            None if self.options.others.is_empty() => Some(0),
             None => Some(KeySplit::hash(&self.table.row_text())),
             Some(name) => match self.table.cell(column).text() {
                 Ok("") => None,

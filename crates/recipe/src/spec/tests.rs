@@ -108,6 +108,13 @@ fn wrong_values_are_refused() {
             "augment.cutmix_probability = 1.5: must be in [0, 1]",
         ),
         (&["train.clip_grad_norm=0.0"], "train.clip_grad_norm = 0: must be above 0"),
+        (&["train.layer_decay=0.0"], "train.layer_decay = 0: must be above 0 and at most 1"),
+        (&["train.layer_decay=1.01"], "train.layer_decay = 1.01: must be above 0 and at most 1"),
+        (&["optimizer={ kind='muon', momentum=1.0 }"], "optimizer.momentum = 1: must be in [0, 1)"),
+        (
+            &["optimizer={ kind='muon', adamw=['head'] }"],
+            "optimizer.adamw = head: is the name of no parameter",
+        ),
         // They would be infinite, and 0.
         (&["train.clip_grad_norm=1e60"], "must be from 1.2e-38 to 3.4e38, for 32-bit floats"),
         (&["augment.cutmix_alpha=1e-60"], "must be from 1.2e-38 to 3.4e38, for 32-bit floats"),

@@ -13,7 +13,10 @@ use std::{
 
 use tch::Tensor;
 
-use super::{CLIP_EPSILON, Optimizer, Rates, Rule, Scaler, Segment, muon::Muon};
+use super::{
+    CLIP_EPSILON, Optimizer, Rates, Rule, Scaler, Segment,
+    muon::{Muon, step_on_host},
+};
 use crate::torch::buffer::{read, write};
 
 /// Number of values per block: 64 KiB of each buffer. Another number would change the bits of the gradient's norm.
@@ -256,7 +259,7 @@ fn muon_step(
     });
     for Segment { start, len, rows, .. } in matrices {
         let values = &mut gradient[*start as usize..][..*len as usize];
-        muon.make_orthogonal(values, rows.map_or(1, |rows| rows as usize));
+        step_on_host(values, rows.map_or(1, |rows| rows as usize));
     }
 }
 

@@ -68,27 +68,27 @@ impl Muon {
         let scale = scale(rows as usize, columns as usize);
         matrix.f_to_kind(Kind::Float)?.f_mul_scalar(scale)?.f_reshape([-1])
     }
+}
 
-    /// Replaces a matrix of `rows` rows by the step without the learning rate.
-    pub(super) fn make_orthogonal(&self, values: &mut [f32], rows: usize) {
-        let columns = values.len() / rows;
-        let is_tall = rows > columns;
-        let (m, n) = (rows.min(columns), rows.max(columns));
-        let factor = (1.0 / norm(values, &[]).max(EPSILON)) as f32;
-        let mut matrix = if is_tall { transposed(values, n, m) } else { values.to_vec() };
-        matrix.iter_mut().for_each(|value| *value *= factor);
-        let [a, b, c] = COEFFICIENTS.map(|coefficient| coefficient as f32);
-        for _ in 0..ITERATIONS {
-            let mut polynomial = product(&matrix, &transposed(&matrix, m, n), m);
-            let square = product(&polynomial, &polynomial, m);
-            zip(&mut polynomial, square).for_each(|(one, two)| *one = b * *one + c * two);
-            let change = product(&polynomial, &matrix, m);
-            zip(&mut matrix, change).for_each(|(value, change)| *value = a * *value + change);
-        }
-        let matrix = if is_tall { transposed(&matrix, m, n) } else { matrix };
-        let scale = scale(rows, columns) as f32;
-        zip(values, matrix).for_each(|(value, step)| *value = scale * step);
+/// Replaces a matrix of `rows` rows by the step without the learning rate.
+pub(super) fn step_on_host(values: &mut [f32], rows: usize) {
+    let columns = values.len() / rows;
+    let is_tall = rows > columns;
+    let (m, n) = (rows.min(columns), rows.max(columns));
+    let factor = (1.0 / norm(values, &[]).max(EPSILON)) as f32;
+    let mut matrix = if is_tall { transposed(values, n, m) } else { values.to_vec() };
+    matrix.iter_mut().for_each(|value| *value *= factor);
+    let [a, b, c] = COEFFICIENTS.map(|coefficient| coefficient as f32);
+    for _ in 0..ITERATIONS {
+        let mut polynomial = product(&matrix, &transposed(&matrix, m, n), m);
+        let square = product(&polynomial, &polynomial, m);
+        zip(&mut polynomial, square).for_each(|(one, two)| *one = b * *one + c * two);
+        let change = product(&polynomial, &matrix, m);
+        zip(&mut matrix, change).for_each(|(value, change)| *value = a * *value + change);
     }
+    let matrix = if is_tall { transposed(&matrix, m, n) } else { matrix };
+    let scale = scale(rows, columns) as f32;
+    zip(values, matrix).for_each(|(value, step)| *value = scale * step);
 }
 
 /// The transpose of a matrix of `rows` rows and `columns` columns.
@@ -166,7 +166,7 @@ mod tests {
             let direction = matrix(rows, columns);
             let muon = |kind| Muon { momentum: 0.9, nesterov: true, kind };
             let mut host = direction.clone();
-            muon(Kind::Float).make_orthogonal(&mut host, rows);
+            step_on_host(&mut host, rows);
             let on_device = |kind| {
                 let step = muon(kind).step_on_device(&Tensor::from_slice(&direction), rows as i64);
                 Vec::<f32>::try_from(step.unwrap()).unwrap()
