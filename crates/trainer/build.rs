@@ -23,9 +23,10 @@ fn main() {
 fn compile(libraries: &Path) {
     /// Includes the others.
     const TORCH_CPP: &str = "src/torch/torch.cpp";
-    const INCLUDED: [&str; 9] = [
+    const INCLUDED: [&str; 10] = [
         "../gpu/src/kernels/batch_norm.h",
         "src/torch/context.cpp",
+        "src/torch/decoder/capped.cpp",
         "src/torch/decoder/dropout.cpp",
         "src/torch/error_text.h",
         "src/torch/fused/batch_norm.cpp",

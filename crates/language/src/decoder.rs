@@ -153,6 +153,12 @@ impl LinearKind {
         }
     }
 
+    /// Whether it belongs to attention, else to the feed-forward part.
+    #[must_use]
+    pub fn is_attention(self) -> bool {
+        matches!(self, Self::Query | Self::Key | Self::Value | Self::Output)
+    }
+
     /// The last part of its name, e.g. `q_proj`: PEFT's `target_modules`.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -184,15 +190,20 @@ impl BaseTensor {
 }
 
 impl DecoderModel {
-    /// Which layers `train.recompute` names.
+    /// What of each layer is recomputed, by the names in `train.recompute`.
     ///
     /// # Errors
     /// There is no layer of a name.
-    pub fn recomputed(&self, names: &[String]) -> Result<Vec<bool>, String> {
-        let mut recomputed = vec![false; self.layers.len()];
+    pub fn recomputed(&self, names: &[String]) -> Result<Vec<Recomputation>, String> {
+        let mut recomputed = vec![Recomputation::None; self.layers.len()];
         for name in names {
-            if name == ALL_LAYERS {
-                recomputed.fill(true);
+            let of_all = match name.as_str() {
+                ALL_LAYERS => Some(Recomputation::Layer),
+                HALF_LAYERS => Some(Recomputation::Halves),
+                _ => None,
+            };
+            if let Some(recomputation) = of_all {
+                recomputed.iter_mut().for_each(|layer| *layer = recomputation.max(*layer));
                 continue;
             }
             let layer = (0..self.layers.len()).find(|layer| *name == format!("layers.{layer}"));
@@ -200,10 +211,10 @@ impl DecoderModel {
                 let last = self.layers.len().saturating_sub(1);
                 return Err(format!(
                     "train.recompute: {name} is not a layer of this model: choose among layers.0 … layers.{last}, or \
-                     all with {ALL_LAYERS}"
+                     all with {ALL_LAYERS} or {HALF_LAYERS}"
                 ));
             };
-            recomputed[layer] = true;
+            recomputed[layer] = recomputed[layer].max(Recomputation::Layer);
         }
         Ok(recomputed)
     }
@@ -312,8 +323,27 @@ pub fn labels_per_chunk(vocabulary: u64) -> u64 {
     ((64 << 20) / (4 * vocabulary.max(1))).clamp(16, 4096)
 }
 
+/// Number of capped scores that are computed at a time, unless one text has more: 32 MiB as f32. A text's scores are the same
+/// alone or with others, so this decides memory and speed.
+pub const SCORES_AT_ONCE: u64 = 1 << 23;
+
 /// The name in `train.recompute` that stands for all layers.
 pub const ALL_LAYERS: &str = "layers";
+/// The name in `train.recompute` that stands for the halves of all layers.
+pub const HALF_LAYERS: &str = "half_layers";
+
+/// What of a layer is computed again for the gradient instead of kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Recomputation {
+    /// Nothing.
+    #[default]
+    None,
+    /// All at once, from the layer's input.
+    Layer,
+    /// First the feed-forward part, then attention, so that the activations of one of them exist at a time. Attention is computed
+    /// three times in all, as the input of the feed-forward part is not kept.
+    Halves,
+}
 
 /// Prefix of the names of a layer's tensors.
 #[must_use]

@@ -39,7 +39,10 @@ use std::{
 
 pub use self::{
     adapter::{AdaptedLinear, AdapterLayout},
-    decoder::{Activation, DecoderLayer, DecoderModel, LinearKind, NormScale, Rope, RopeScaling},
+    decoder::{
+        Activation, DecoderLayer, DecoderModel, LinearKind, NormScale, Recomputation, Rope,
+        RopeScaling,
+    },
     gguf::{GgufFile, GgufModel},
     model::LanguageModel,
     output::NewFolder,

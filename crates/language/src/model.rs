@@ -9,7 +9,7 @@ use crate::{
     Error,
     adapter::{AdapterLayout, describe_whole},
     config,
-    decoder::DecoderModel,
+    decoder::{DecoderModel, Recomputation},
     digest,
     source::{WeightSource, read_text},
 };
@@ -28,8 +28,8 @@ pub struct LanguageModel {
     pub adapter: Option<AdapterLayout>,
     /// Number format of the frozen weights.
     pub base: BaseFormat,
-    /// Whether each layer's activations are recomputed for the gradient instead of kept.
-    pub recomputed: Vec<bool>,
+    /// What of each layer is recomputed for the gradient.
+    pub recomputed: Vec<Recomputation>,
     /// Text of `config.json`.
     pub(crate) config: String,
 }
@@ -56,13 +56,12 @@ impl LanguageModel {
             ));
         }
         let base = spec.adapter.as_ref().map_or(BaseFormat::Fp32, |adapter| adapter.base);
-        let recomputed = match base {
+        let recomputed = decoder.recomputed(&spec.train.recompute);
+        let mut recomputed = recomputed.map_err(|problem| Error::new(&folder, problem))?;
+        if base == BaseFormat::Nf4 {
             // Or else every dense weight would be kept for the backward pass.
-            BaseFormat::Nf4 => vec![true; decoder.layers.len()],
-            _ => decoder
-                .recomputed(&spec.train.recompute)
-                .map_err(|problem| Error::new(&folder, problem))?,
-        };
+            recomputed.iter_mut().for_each(|layer| *layer = Recomputation::Layer.max(*layer));
+        }
         Ok(Self { decoder, source, adapter, base, recomputed, config })
     }
 

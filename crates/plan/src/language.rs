@@ -6,7 +6,10 @@
 
 use baton_language::{
     AdapterLayout, DecoderModel, LinearKind,
-    decoder::{ALL_LAYERS, BaseTensor, labels_per_chunk, layer_prefix},
+    decoder::{
+        ALL_LAYERS, BaseTensor, HALF_LAYERS, SCORES_AT_ONCE, labels_per_chunk, layer_prefix,
+    },
+    nf4::{BLOCK, BLOCKS_AT_ONCE},
 };
 use baton_recipe::{
     JobSpec,
@@ -24,6 +27,8 @@ const NF4_BITS: f64 = 4.0 + 8.0 / 64.0 + 32.0 / (64.0 * 256.0);
 /// Bytes that move per NF4 weight to make a dense one in f32, counted from the operations of `decoder/frozen.rs`: half a
 /// byte read, an index written and read, a value written, read and written by the product with its scale.
 const NF4_DENSE_BYTES: u64 = 17;
+/// Bytes per value while dense weights are made: in f32, and an index of 32 bits for two of them.
+const INDEXED_BYTES: u64 = 6;
 /// Multiplications of attention's backward pass per one of its forward pass.
 const ATTENTION_BACKWARD: f64 = 2.5;
 
@@ -48,6 +53,8 @@ struct DecoderCosts<'a> {
     dropout: bool,
     /// Whether attention is computed by matrix products and a softmax, in f32.
     is_strict: bool,
+    /// Whether layers are recomputed in halves.
+    is_halved: bool,
 }
 
 impl Network {
@@ -55,6 +62,7 @@ impl Network {
     #[must_use]
     pub fn of_language_model(spec: &JobSpec, plan: LanguagePlan<'_>, tokens: u64) -> Self {
         let base = spec.adapter.as_ref().map_or(BaseFormat::Fp32, |adapter| adapter.base);
+        let is_recomputed = |all: &str| spec.train.recompute.iter().any(|name| name == all);
         let sizes = DecoderCosts {
             plan,
             tokens,
@@ -62,6 +70,7 @@ impl Network {
             is_nf4: base == BaseFormat::Nf4,
             dropout: plan.adapter.is_some_and(|adapter| adapter.dropout > 0.0),
             is_strict: spec.precision.determinism == Determinism::Strict,
+            is_halved: is_recomputed(HALF_LAYERS),
         };
         let decoder = plan.decoder;
         let mut layers = vec![sizes.embedding()];
@@ -77,15 +86,26 @@ impl Network {
         if sizes.is_nf4 {
             parts.push(sizes.dense_layer());
         }
-        let all = sizes.is_nf4 || spec.train.recompute.iter().any(|name| name == ALL_LAYERS);
-        let recomputed = if all { 0..decoder.layers.len() } else { 0..0 };
-        let recomputed = recomputed.map(block).collect();
-        Self { parts, recomputed, ..Self::of_operations(layers) }
+        parts.extend(sizes.scores());
+        let all = sizes.is_nf4 || sizes.is_halved || is_recomputed(ALL_LAYERS);
+        let blocks = |is_chosen: bool, block: fn(usize) -> String| {
+            let layers = if is_chosen { 0..decoder.layers.len() } else { 0..0 };
+            layers.map(block).collect::<Vec<_>>()
+        };
+        let recomputed_twice = blocks(sizes.is_halved, attention_block);
+        let mut recomputed = blocks(all, block);
+        recomputed.extend_from_slice(&recomputed_twice);
+        Self { parts, recomputed, recomputed_twice, ..Self::of_operations(layers) }
     }
 }
 
 fn block(layer: usize) -> String {
     format!("layers.{layer}")
+}
+
+/// The first half of a layer that is recomputed in halves; the second one has the name of the layer.
+fn attention_block(layer: usize) -> String {
+    format!("layers.{layer}.self_attn")
 }
 
 /// The model's own weights, which are frozen.
@@ -196,21 +216,26 @@ impl DecoderCosts<'_> {
                 [2 * hidden, hidden],
             )
         };
-        let mut operations: Vec<NetworkOperation> =
-            self.is_nf4.then(|| self.dense(layer)).into_iter().collect();
+        let dense = |is_attention: bool| self.is_nf4.then(|| self.dense(layer, is_attention));
+        let mut operations: Vec<NetworkOperation> = dense(true).into_iter().collect();
         operations.extend(norm(0));
         operations.extend([LinearKind::Query, LinearKind::Key, LinearKind::Value].map(linear));
         operations.push(self.attention(layer));
         operations.push(linear(LinearKind::Output));
         operations.extend(norm(2));
         operations.push(sum("attention"));
+        if self.is_halved {
+            operations.iter_mut().for_each(|one| one.block = Some(attention_block(layer)));
+        }
+        operations.extend(dense(false));
         operations.extend(norm(1));
         operations.extend([LinearKind::Gate, LinearKind::Up].map(linear));
         let inner = decoder.intermediate;
         let name = format!("{prefix}mlp.activation");
         let mut gate = self.moving(name, Some(layer), OperationKind::Other, [3 * inner, 2 * inner]);
-        // The gate before and after its activation, and what it multiplies.
+        // The gate before and after its activation, and what it multiplies. Their gradients are as large as the product's.
         gate.kept = Traffic::of(self.tokens * 3 * inner);
+        gate.outputs = self.tokens * inner;
         operations.push(gate);
         operations.push(linear(LinearKind::Down));
         operations.extend(norm(3));
@@ -250,31 +275,38 @@ impl DecoderCosts<'_> {
         // and up; but each adapter drops others.
         let shares = matches!(linear, LinearKind::Key | LinearKind::Value | LinearKind::Up);
         let kept_inputs = match adapted {
-            Some(rank) if self.dropout => 2 * inputs + rank,
+            Some(rank) if self.dropout => inputs + rank,
             Some(rank) => rank + if shares { 0 } else { inputs },
             None if self.trains_all() && !shares => inputs,
             None => 0,
         };
         operation.kept = Traffic::of(self.tokens * kept_inputs);
+        if adapted.is_some() && self.dropout {
+            // Which of them are dropped.
+            operation.kept.bytes += self.tokens * inputs;
+        }
         operation
     }
 
-    /// Makes the dense weights of a layer, before the products: in the forward pass, and in the recomputation, whose weights
-    /// the backward pass uses.
-    fn dense(&self, layer: usize) -> NetworkOperation {
-        let name = format!("{}dense", layer_prefix(layer));
+    /// Makes the dense weights of half a layer, before the products: in the forward pass, and in the recomputation, whose
+    /// weights the backward pass uses.
+    fn dense(&self, layer: usize, is_attention: bool) -> NetworkOperation {
+        let half = if is_attention { "self_attn" } else { "mlp" };
+        let name = format!("{}{half}.dense", layer_prefix(layer));
         let mut dense = self.operation(name, Some(layer), OperationKind::Other, 0);
+        let weights: Vec<u64> = self.half_weights(is_attention).collect();
         dense.forward.bytes_per_pass =
-            self.layer_weights() * (NF4_DENSE_BYTES + F32_BYTES + self.value);
-        dense.forward.launches = 8 * LinearKind::ALL.len() as u64;
+            weights.iter().sum::<u64>() * (NF4_DENSE_BYTES + F32_BYTES + self.value);
+        dense.forward.launches = 8 * weights.len() as u64;
         dense.evaluation = dense.forward;
         dense
     }
 
-    /// Number of linear weights of a layer.
-    fn layer_weights(&self) -> u64 {
-        let count = |linear| self.plan.decoder.linear_shape(linear).iter().product::<u64>();
-        LinearKind::ALL.map(count).iter().sum()
+    /// Sizes of the linear weights of attention or of the feed-forward part.
+    fn half_weights(&self, is_attention: bool) -> impl Iterator<Item = u64> {
+        let linears = LinearKind::ALL.into_iter();
+        let linears = linears.filter(move |linear| linear.is_attention() == is_attention);
+        linears.map(|linear| self.plan.decoder.linear_shape(linear).iter().product())
     }
 
     fn attention(&self, layer: usize) -> NetworkOperation {
@@ -307,14 +339,12 @@ impl DecoderCosts<'_> {
             attention.backward.traffic.bytes += 5 * scores * F32_BYTES;
         }
         if decoder.score_cap.is_some() {
-            // Whole matrices of scores: after tanh, after the softmax in f32, and in the working format.
+            // Whole matrices of scores, which the backward pass computes again.
             let scores = decoder.heads * self.tokens * self.tokens;
-            attention.kept.values += 2 * scores;
-            attention.kept.bytes += scores * (F32_BYTES + 1);
-            attention.outputs = scores;
             attention.forward.traffic.values += 8 * scores;
             attention.evaluation.traffic.values += 8 * scores;
-            attention.backward.traffic.values += 10 * scores;
+            attention.backward.traffic.values += (8 + 10) * scores;
+            attention.backward.macs += macs;
         }
         attention
     }
@@ -365,23 +395,44 @@ impl DecoderCosts<'_> {
         }
     }
 
-    /// The dense weights of the layer that is being computed.
+    /// The dense weights of what is being computed: of a layer, or of half of it.
     fn dense_layer(&self) -> MemoryPart {
-        let decoder = self.plan.decoder;
-        let of_layer = self.layer_weights();
-        let largest = LinearKind::ALL
-            .iter()
-            .map(|linear| decoder.linear_shape(*linear).iter().product::<u64>());
-        let largest = largest.max().unwrap_or_default();
+        let [attention, rest] = [true, false].map(|half| self.half_weights(half).sum::<u64>());
+        let (weights, of) = match self.is_halved {
+            true => (attention.max(rest), "half a layer"),
+            false => (attention + rest, "one layer"),
+        };
+        let at_once = (BLOCK * BLOCKS_AT_ONCE) as u64;
+        let largest = self.half_weights(true).chain(self.half_weights(false)).max();
+        let at_once = largest.unwrap_or_default().min(at_once);
         MemoryPart {
             name: "dense weights",
-            bytes: of_layer * self.value + largest * 2 * F32_BYTES,
+            bytes: weights * self.value + at_once * INDEXED_BYTES,
             how: format!(
-                "of one layer: {of_layer} x {} B, and the largest in f32 with its indices: {largest} x {} B",
-                self.value,
-                2 * F32_BYTES
+                "of {of}: {weights} x {} B, and of those that are being made in f32 with their indices: {at_once} x \
+                 {INDEXED_BYTES} B",
+                self.value
             ),
         }
+    }
+
+    /// The capped scores of the texts that are being computed.
+    fn scores(&self) -> Option<MemoryPart> {
+        self.plan.decoder.score_cap?;
+        let heads = self.plan.decoder.heads;
+        let of_text = heads * self.tokens * self.tokens;
+        let texts = (SCORES_AT_ONCE / of_text.max(1)).max(1);
+        // After tanh, after the softmax in f32, and in the working format; the gradients of the last two, and of what went
+        // into the softmax in f32.
+        let value = 3 * self.value + 3 * F32_BYTES;
+        Some(MemoryPart {
+            name: "scores",
+            bytes: texts * of_text * value,
+            how: format!(
+                "of {texts} at a time: {heads} heads x {0} x {0} tokens x {texts} x {value} B",
+                self.tokens
+            ),
+        })
     }
 }
 

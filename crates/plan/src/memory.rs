@@ -264,6 +264,9 @@ fn moments(optimizer: &OptimizerSpec) -> (u64, &'static str) {
 
 fn recomputed(spec: &JobSpec, network: &Network) -> String {
     match spec.train.recompute.as_slice() {
+        _ if !network.recomputed_twice.is_empty() => {
+            ", every layer recomputed in halves".to_owned()
+        }
         _ if !network.recomputed.is_empty() => ", every layer recomputed".to_owned(),
         [] => String::new(),
         _ if spec.model.arch.is_program() => {
@@ -298,10 +301,11 @@ fn subtrees(virtual_ranks: u32, ranks: u32) -> u64 {
 /// Peak size of activations and their gradients, bytes per sample.
 ///
 /// The backward pass runs from the last operation to the first and frees activations after their last use. A
-/// recomputed block keeps only its output until the backward pass reaches it.
+/// recomputed block keeps at most its output until the backward pass reaches it.
 fn activations(spec: &JobSpec, network: &Network) -> u64 {
     let bytes = value_bytes(spec.precision.compute);
-    let (mut before, mut peak) = (0, 0);
+    // What is kept of the blocks before, and the recomputed input of this one.
+    let (mut before, mut input, mut peak): (u64, u64, u64) = (0, 0, 0);
     for layers in network.layers.chunk_by(|a, b| a.block == b.block) {
         let is_in = |names: &[String]| layers[0].is_in(names);
         let output = layers.last().map_or(0, |layer| layer.outputs * bytes);
@@ -310,15 +314,20 @@ fn activations(spec: &JobSpec, network: &Network) -> u64 {
             before = output;
             continue;
         }
-        let mut kept = before;
+        let mut kept = before.saturating_add(input);
         for layer in layers {
             // A file could describe a network of any size.
             kept = kept.saturating_add(layer.kept.total_bytes(bytes));
             let gradients = layer.outputs.saturating_mul(SIMULTANEOUS_GRADIENTS * bytes);
             peak = peak.max(kept.saturating_add(gradients));
         }
-        before =
-            if network.recomputes(spec, &layers[0]) { before.saturating_add(output) } else { kept };
+        let is_kept = !layers[0].is_in(&network.recomputed_twice);
+        input = if is_kept { 0 } else { output };
+        before = match network.recomputes(spec, &layers[0]) {
+            true if is_kept => before.saturating_add(output),
+            true => before,
+            false => kept,
+        };
     }
     peak
 }

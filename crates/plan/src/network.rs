@@ -35,6 +35,8 @@ pub struct Network {
     pub parts: Vec<MemoryPart>,
     /// Blocks that are recomputed for the gradient even if `train.recompute` does not name them.
     pub recomputed: Vec<String>,
+    /// Those of them whose outputs are not kept either, so that they are computed again for the next block, too.
+    pub recomputed_twice: Vec<String>,
 }
 
 impl Network {
@@ -76,14 +78,27 @@ impl Network {
     }
 
     pub(crate) fn of_operations(layers: Vec<NetworkOperation>) -> Self {
-        let (hidden, parts, recomputed) = (Vec::new(), Vec::new(), Vec::new());
-        Self { layers, kept_per_pass: 0, hidden, parts, recomputed }
+        Self {
+            layers,
+            kept_per_pass: 0,
+            hidden: Vec::new(),
+            parts: Vec::new(),
+            recomputed: Vec::new(),
+            recomputed_twice: Vec::new(),
+        }
     }
 
     /// Whether an operation is computed again for the gradient.
     #[must_use]
     pub fn recomputes(&self, spec: &JobSpec, layer: &NetworkOperation) -> bool {
         layer.is_in(&spec.train.recompute) || layer.is_in(&self.recomputed)
+    }
+
+    /// How often an operation's forward pass is computed in training.
+    #[must_use]
+    pub fn forward_passes(&self, spec: &JobSpec, layer: &NetworkOperation) -> usize {
+        let again = self.recomputes(spec, layer);
+        1 + usize::from(again) + usize::from(again && layer.is_in(&self.recomputed_twice))
     }
 
     fn trained(&self) -> impl Iterator<Item = &NetworkOperation> {

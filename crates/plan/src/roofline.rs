@@ -123,12 +123,12 @@ impl Roofline {
         samples: u64,
     ) -> Vec<OperationTotals> {
         let costs = network.layers.iter().flat_map(|layer| {
-            let passes = match () {
-                () if layer.is_in(&spec.model.freeze) => vec![layer.evaluation],
-                () if network.recomputes(spec, layer) => {
-                    vec![layer.forward, layer.forward, layer.backward]
-                }
-                () => vec![layer.forward, layer.backward],
+            let passes = if layer.is_in(&spec.model.freeze) {
+                vec![layer.evaluation]
+            } else {
+                let mut passes = vec![layer.forward; network.forward_passes(spec, layer)];
+                passes.push(layer.backward);
+                passes
             };
             passes.into_iter().map(|cost| (layer.kind, cost))
         });

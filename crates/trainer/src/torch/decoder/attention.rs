@@ -2,7 +2,10 @@
 
 use std::collections::BTreeMap;
 
+use baton_language::decoder::SCORES_AT_ONCE;
 use tch::{Device, Kind, Tensor};
+
+use super::capped::capped_attention;
 
 /// Settings of a layer's attention.
 #[derive(Clone, Copy, Debug)]
@@ -134,7 +137,7 @@ impl Attention {
         let [count, length] = [queries, keys].map(|x| x.size().get(2).copied().unwrap_or_default());
         let window = self.window.and_then(|window| i64::try_from(window).ok());
         let window = window.filter(|window| *window < length);
-        if self.cap.is_none() {
+        let Some(cap) = self.cap else {
             // A single last token attends to all.
             let needs_mask = window.is_some() || count < length && count > 1;
             let mask = needs_mask.then(|| visible([count, length], window, queries)).transpose()?;
@@ -149,16 +152,27 @@ impl Attention {
                 scale,
                 false,
             );
-        }
-        // libtorch's attention cannot cap scores.
-        let mut scores = queries.f_matmul(&keys.f_transpose(2, 3)?)?.f_mul_scalar(self.scale)?;
-        if let Some(cap) = self.cap {
-            scores = scores.f_div_scalar(cap)?.f_tanh()?.f_mul_scalar(cap)?;
-        }
+        };
         let hidden = visible([count, length], window, queries)?.f_logical_not()?;
-        let weights =
-            scores.f_masked_fill(&hidden, f64::NEG_INFINITY)?.f_softmax(-1, Kind::Float)?;
-        weights.f_to_kind(values.kind())?.f_matmul(values)
+        let heads = queries.size().get(1).copied().unwrap_or(1);
+        let texts = SCORES_AT_ONCE as i64 / (heads * count * length).max(1);
+        self.capped([queries, keys, values], &hidden, cap, texts.max(1))
+    }
+
+    /// With capped scores, of so many texts at a time.
+    fn capped(
+        &self,
+        inputs: [&Tensor; 3],
+        hidden: &Tensor,
+        cap: f64,
+        texts: i64,
+    ) -> tch::Result<Tensor> {
+        let [queries, keys, values] = inputs.map(|x| x.f_split(texts, 0));
+        let blocks = queries?.into_iter().zip(keys?).zip(values?);
+        let outputs = blocks.map(|((queries, keys), values)| {
+            capped_attention([&queries, &keys, &values], hidden, self.scale, cap)
+        });
+        Tensor::f_cat(&outputs.collect::<tch::Result<Vec<_>>>()?, 0)
     }
 }
 
@@ -214,6 +228,30 @@ mod tests {
                 let distance = f64::try_from((found - expected).abs().max()).unwrap();
                 assert!(distance < 1e-5, "cap {cap:?}, window {window:?}: {distance}");
             }
+        }
+    }
+
+    #[test]
+    fn capped_scores_of_some_texts_at_a_time_give_the_same_bits() {
+        tch::manual_seed(6);
+        let inputs: [Tensor; 3] =
+            std::array::from_fn(|_| Tensor::randn([5, 2, 9, 8], (Kind::Float, Device::Cpu)));
+        let attention = Attention { scale: 0.3, cap: Some(2.0), window: None, groups: 1 };
+        let hidden = visible([9, 9], Some(4), &inputs[0]).unwrap().logical_not();
+        let in_blocks_of = |texts| {
+            with_gradients(&inputs, &|inputs| {
+                attention.capped(inputs, &hidden, 2.0, texts).unwrap()
+            })
+        };
+        let all = in_blocks_of(5);
+        // As autograd computes it, which keeps the scores.
+        let kept = with_gradients(&inputs, &|[queries, keys, values]| {
+            let scores = (queries.matmul(&keys.transpose(2, 3)) * 0.3 / 2.0).tanh() * 2.0;
+            let scores = scores.masked_fill(&hidden, f64::NEG_INFINITY);
+            scores.softmax(-1, Kind::Float).matmul(values)
+        });
+        for some in [in_blocks_of(1), in_blocks_of(2), kept] {
+            assert_eq!(some, all);
         }
     }
 }

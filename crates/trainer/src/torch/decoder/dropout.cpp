@@ -11,7 +11,7 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
 
-// A new tensor like `input`: 0 with the probability `share`, else 1 / (1 - share). Null, with a message, if it fails.
+// Which values of a tensor like `input` stay: false with the probability `share`. Null, with a message, if it fails.
 extern "C" at::Tensor *baton_dropout_mask(const at::Tensor *input, double share, uint64_t seed, baton::Message message) {
     at::Tensor *result = nullptr;
     baton::without_exceptions(message, [&] {
@@ -24,8 +24,8 @@ extern "C" at::Tensor *baton_dropout_mask(const at::Tensor *input, double share,
             std::lock_guard<std::mutex> lock(generator.mutex());
             generator.set_current_seed(seed);
         }
-        auto mask = at::empty_like(*input);
-        mask.bernoulli_(1.0 - share, generator).div_(1.0 - share);
+        auto mask = at::empty_like(*input, input->options().dtype(at::kBool));
+        mask.bernoulli_(1.0 - share, generator);
         result = new at::Tensor(std::move(mask));
     });
     return result;

@@ -26,7 +26,9 @@ impl Dropout {
             // SAFETY: no other code has this pointer.
             (!mask.is_null()).then(|| Tensor::from_ptr(mask))
         })?;
-        x.f_mul(&mask)
+        // A byte per value is kept for the gradient. The factor is rounded to the number format of the values.
+        let scale = Tensor::f_ones([1], (x.kind(), x.device()))?.f_div_scalar_(1.0 - self.share)?;
+        x.f_mul(&scale)?.f_mul(&mask)
     }
 }
 

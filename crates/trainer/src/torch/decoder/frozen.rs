@@ -1,6 +1,6 @@
 //! The frozen weights of a model on a device.
 
-use baton_language::nf4::{BLOCK, CODES, Nf4, SCALE_BLOCK, scale_codes};
+use baton_language::nf4::{BLOCK, BLOCKS_AT_ONCE, CODES, Nf4, SCALE_BLOCK, scale_codes};
 use tch::{Device, Kind, Tensor};
 
 /// A weight that training does not change.
@@ -27,11 +27,11 @@ impl FrozenWeight {
         })
     }
 
-    /// The weight in its own number format; f32 if it is NF4.
-    pub(super) fn dense(&self) -> tch::Result<Tensor> {
+    /// The weight in its own number format; of this `kind` if it is NF4.
+    pub(super) fn dense(&self, kind: Kind) -> tch::Result<Tensor> {
         match self {
             Self::Dense(weight) => Ok(weight.shallow_clone()),
-            Self::Nf4(weight) => weight.dense(),
+            Self::Nf4(weight) => weight.dense(kind, BLOCKS_AT_ONCE),
         }
     }
 }
@@ -93,16 +93,36 @@ pub(super) struct Nf4Weight {
 }
 
 impl Nf4Weight {
-    /// All values, f32, as [`Nf4::values`] computes them.
-    fn dense(&self) -> tch::Result<Tensor> {
+    fn dense(&self, kind: Kind, blocks_at_once: usize) -> tch::Result<Tensor> {
+        let at_once = blocks_at_once as i64;
+        let dense = if self.blocks <= at_once {
+            self.values(0, self.blocks)?.f_to_kind(kind)?
+        } else {
+            let dense = self
+                .outer_scales
+                .f_new_empty([self.blocks, BLOCK as i64], (kind, self.outer_scales.device()))?;
+            for first in (0..self.blocks).step_by(blocks_at_once) {
+                let count = at_once.min(self.blocks - first);
+                dense.f_narrow(0, first, count)?.f_copy_(&self.values(first, count)?)?;
+            }
+            dense
+        };
+        dense.f_view([-1])?.f_narrow(0, 0, self.count)?.f_view(&*self.shape)
+    }
+
+    /// The values of `count` blocks, f32, as [`Nf4::values`] computes them; `first` is a multiple of [`SCALE_BLOCK`].
+    fn values(&self, first: i64, count: i64) -> tch::Result<Tensor> {
+        let (group, block) = (SCALE_BLOCK as i64, BLOCK as i64);
+        let groups = count / group + i64::from(count % group > 0);
         // Each operation rounds once: a product and a sum are not fused.
-        let scales = self.scale_codes.f_index_select(0, &self.scales.f_to_kind(Kind::Int)?)?;
-        let scales = scales.f_view([-1, SCALE_BLOCK as i64])?.f_mul(&self.outer_scales)?;
+        let codes = self.scales.f_narrow(0, first, groups * group)?.f_to_kind(Kind::Int)?;
+        let scales = self.scale_codes.f_index_select(0, &codes)?.f_view([-1, group])?;
+        let scales = scales.f_mul(&self.outer_scales.f_narrow(0, first / group, groups)?)?;
         let scales = scales.f_add_scalar(self.offset)?.f_view([-1])?;
-        let scales = scales.f_narrow(0, 0, self.blocks)?.f_view([-1, 1])?;
-        let values = self.pairs.f_index_select(0, &self.packed.f_to_kind(Kind::Int)?)?;
-        let mut values = values.f_view([-1, BLOCK as i64])?;
-        values.f_mul_(&scales)?.f_view([-1])?.f_narrow(0, 0, self.count)?.f_view(&*self.shape)
+        let scales = scales.f_narrow(0, 0, count)?.f_view([-1, 1])?;
+        let packed = self.packed.f_narrow(0, first * block / 2, count * block / 2)?;
+        let values = self.pairs.f_index_select(0, &packed.f_to_kind(Kind::Int)?)?;
+        values.f_view([-1, block])?.f_mul_(&scales)
     }
 }
 
@@ -112,16 +132,22 @@ mod tests {
 
     #[test]
     fn a_weight_has_the_values_of_its_bytes_exactly() {
-        for shape in [[3, 5], [64, 64], [40, 24], [130, 256]] {
+        for shape in [[3, 5], [64, 64], [40, 24], [130, 256], [70, 513]] {
             let count = (shape[0] * shape[1]) as usize;
             let values: Vec<f32> =
                 (0..count).map(|i| ((i * 37 % 101) as f32 - 50.0) / 900.0).collect();
             let nf4 = Nf4::quantize(&values);
             let expected = nf4.values(count);
             let tables = Nf4Tables::new(Device::Cpu).unwrap();
-            let weight = FrozenWeight::Nf4(tables.weight(nf4, &shape).unwrap()).dense().unwrap();
-            assert_eq!(weight.size(), shape);
-            assert!(Vec::<f32>::try_from(weight.view(-1)).unwrap() == expected, "{shape:?}");
+            let weight = tables.weight(nf4, &shape).unwrap();
+            for blocks_at_once in [SCALE_BLOCK, BLOCKS_AT_ONCE] {
+                let dense = |kind| weight.dense(kind, blocks_at_once).unwrap();
+                assert_eq!(dense(Kind::Float).size(), shape);
+                let values = Vec::<f32>::try_from(dense(Kind::Float).view(-1)).unwrap();
+                assert!(values == expected, "{shape:?}");
+                let rounded = Tensor::from_slice(&expected).to_kind(Kind::BFloat16);
+                assert_eq!(dense(Kind::BFloat16).view(-1), rounded, "{shape:?}");
+            }
         }
     }
 }

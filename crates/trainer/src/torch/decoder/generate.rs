@@ -131,8 +131,7 @@ impl DecoderNetwork {
             dropout: None,
             cache: Some(cache),
         };
-        let mut parts = 0..self.parts.len();
-        let x = parts.try_fold(tokens.shallow_clone(), |x, part| self.part(part, &x, &pass))?;
+        let x = self.run(0..self.parts.len(), &tokens, &pass)?;
         let ends = lengths.iter().scan(0, |end, length| {
             *end += length;
             Some(*end - 1)

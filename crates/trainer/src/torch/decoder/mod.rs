@@ -8,6 +8,7 @@
 //! head, C values per token, V vocabulary.
 
 mod attention;
+mod capped;
 mod dropout;
 mod frozen;
 mod generate;
@@ -18,7 +19,7 @@ use std::ops::Range;
 
 use baton_data::random::Draws;
 use baton_language::{
-    AdaptedLinear, DecoderModel, LanguageModel, LinearKind, NormScale,
+    AdaptedLinear, DecoderModel, LanguageModel, LinearKind, NormScale, Recomputation,
     decoder::{BaseTensor, EMBEDDING, FINAL_NORM, HEAD, HEAD_NORMS, layer_prefix},
     nf4::Nf4Source,
 };
@@ -53,7 +54,6 @@ pub(super) struct DecoderNetwork {
     digest: String,
     weights: ModelWeights,
     layers: Vec<LayerTensors>,
-    /// What is computed one after the other: the embedding, the layers, the last norm.
     parts: Vec<DecoderPart>,
     final_norm: usize,
     head: usize,
@@ -104,12 +104,22 @@ impl LoadedModel {
     }
 }
 
-#[derive(Debug, Default)]
+/// One of the parts that are computed one after the other.
+#[derive(Debug)]
 struct DecoderPart {
+    kind: PartKind,
     /// Indices of the trained parameters that it uses. The tied head is not among them.
     trained: Vec<usize>,
-    /// Whether its activations are recomputed for the gradient.
-    is_recomputed: bool,
+    recomputation: Recomputation,
+}
+
+/// Which part: each layer has two.
+#[derive(Clone, Copy, Debug)]
+enum PartKind {
+    Embedding,
+    Attention { layer: usize },
+    FeedForward { layer: usize },
+    FinalNorm,
 }
 
 /// Indices of a layer's tensors.
@@ -162,11 +172,7 @@ impl DecoderNetwork {
             .collect::<Result<Vec<_>, _>>()?;
         let final_norm = index(FINAL_NORM)?;
         let kind = working::kind(spec.precision.compute);
-        let mut parts = parts(&description, model.adapter.is_none(), final_norm);
-        // The first part is the embedding.
-        for (part, is_recomputed) in parts.iter_mut().skip(1).zip(&model.recomputed) {
-            part.is_recomputed = *is_recomputed;
-        }
+        let parts = parts(&model, &description, &layers, final_norm);
         let digest = model.digest().map_err(|error| recipe(&error))?;
         let adapter = model.adapter.as_ref();
         // The files may have changed since.
@@ -197,18 +203,19 @@ impl DecoderNetwork {
     /// A tensor of the model, by its index in [`DecoderModel::tensors`].
     fn tensor(&self, index: usize, state: NetworkState<'_>) -> tch::Result<Tensor> {
         match &self.weights {
-            ModelWeights::Frozen(base) => base[index].dense(),
+            ModelWeights::Frozen(base) => base[index].dense(self.kind),
             ModelWeights::Trained(_) => Ok(state.parameters[index].shallow_clone()),
         }
     }
 
-    /// The outputs of a part.
-    fn part(&self, part: usize, x: &Tensor, pass: &Pass<'_>) -> tch::Result<Tensor> {
-        match part {
-            0 => self.embed(pass),
-            part if part <= self.layers.len() => self.layer(part - 1, x, pass),
-            _ => self.norm(self.final_norm, x, pass.state),
-        }
+    /// The outputs of consecutive parts.
+    fn run(&self, mut parts: Range<usize>, x: &Tensor, pass: &Pass<'_>) -> tch::Result<Tensor> {
+        parts.try_fold(x.shallow_clone(), |x, part| match self.parts[part].kind {
+            PartKind::Embedding => self.embed(pass),
+            PartKind::Attention { layer } => self.attention_part(layer, &x, pass),
+            PartKind::FeedForward { layer } => self.feed_forward_part(layer, &x, pass),
+            PartKind::FinalNorm => self.norm(self.final_norm, &x, pass.state),
+        })
     }
 
     fn embed(&self, pass: &Pass<'_>) -> tch::Result<Tensor> {
@@ -234,16 +241,28 @@ impl DecoderNetwork {
         x.f_to_kind(self.kind)
     }
 
-    fn layer(&self, layer: usize, x: &Tensor, pass: &Pass<'_>) -> tch::Result<Tensor> {
-        let norms = &self.layers[layer].norms;
-        let norm = |number: usize, x: &Tensor| match norms.get(number) {
+    fn attention_part(&self, layer: usize, x: &Tensor, pass: &Pass<'_>) -> tch::Result<Tensor> {
+        let attended = self.attention(layer, &self.layer_norm(layer, 0, x, pass)?, pass)?;
+        x.f_add(&self.layer_norm(layer, 2, &attended, pass)?)
+    }
+
+    fn feed_forward_part(&self, layer: usize, x: &Tensor, pass: &Pass<'_>) -> tch::Result<Tensor> {
+        let fed = self.feed_forward(layer, &self.layer_norm(layer, 1, x, pass)?, pass)?;
+        x.f_add(&self.layer_norm(layer, 3, &fed, pass)?)
+    }
+
+    /// One of a layer's norms, in the order of [`DecoderModel::norm_names`]; `x` if it has no such norm.
+    fn layer_norm(
+        &self,
+        layer: usize,
+        number: usize,
+        x: &Tensor,
+        pass: &Pass<'_>,
+    ) -> tch::Result<Tensor> {
+        match self.layers[layer].norms.get(number) {
             Some(index) => self.norm(*index, x, pass.state),
             None => Ok(x.shallow_clone()),
-        };
-        let attended = self.attention(layer, &norm(0, x)?, pass)?;
-        let x = x.f_add(&norm(2, &attended)?)?;
-        let fed = self.feed_forward(layer, &norm(1, &x)?, pass)?;
-        x.f_add(&norm(3, &fed)?)
+        }
     }
 
     fn attention(&self, layer: usize, x: &Tensor, pass: &Pass<'_>) -> tch::Result<Tensor> {
@@ -381,8 +400,10 @@ struct PartGroup {
     parts: Range<usize>,
     /// The start of their graph.
     input: Tensor,
-    /// The end of their graph; `None` if it has to be recomputed.
+    /// The end of their graph; `None` if they have to be recomputed.
     output: Option<Tensor>,
+    /// Whether they are recomputed one by one, each from the input of the group.
+    is_halved: bool,
 }
 
 impl TorchNetwork for DecoderNetwork {
@@ -510,7 +531,7 @@ impl DecoderNetwork {
             if is_interrupted() {
                 return Ok(None);
             }
-            x = self.part(part, &x, &pass).during("forward pass")?;
+            x = self.run(part..part + 1, &x, &pass).during("forward pass")?;
         }
         Ok(Some(x))
     }
@@ -520,29 +541,29 @@ impl DecoderNetwork {
         let first = self.parts.iter().position(|part| !part.trained.is_empty());
         let mut x = pass.tokens.shallow_clone();
         let mut groups: Vec<PartGroup> = Vec::new();
-        for (part, &DecoderPart { is_recomputed, .. }) in self.parts.iter().enumerate() {
+        for (part, &DecoderPart { kind, recomputation, .. }) in self.parts.iter().enumerate() {
+            let run = |x: &Tensor| self.run(part..part + 1, x, pass);
             if first.is_none_or(|first| part < first) {
-                let _no_grad = tch::no_grad_guard();
-                x = self.part(part, &x, pass)?;
+                x = tch::no_grad(|| run(&x))?;
                 continue;
             }
-            let continues = groups.last().is_some_and(|last| last.output.is_some());
-            if is_recomputed || !continues {
+            let is_recomputed = recomputation != Recomputation::None;
+            // A recomputed layer is a group of its own.
+            let continues = groups.last().is_some_and(|last| match is_recomputed {
+                true => matches!(kind, PartKind::FeedForward { .. }),
+                false => last.output.is_some(),
+            });
+            if !continues {
                 let needs_gradient = !groups.is_empty();
                 x = x.f_detach()?.f_set_requires_grad(needs_gradient)?;
                 groups.push(PartGroup {
                     parts: part..part,
                     input: x.shallow_clone(),
                     output: None,
+                    is_halved: recomputation == Recomputation::Halves,
                 });
             }
-            let next = if is_recomputed {
-                let _no_grad = tch::no_grad_guard();
-                self.part(part, &x, pass)?
-            } else {
-                self.part(part, &x, pass)?
-            };
-            x = next;
+            x = if is_recomputed { tch::no_grad(|| run(&x)) } else { run(&x) }?;
             if let Some(last) = groups.last_mut() {
                 last.parts.end = part + 1;
                 last.output = (!is_recomputed).then(|| x.shallow_clone());
@@ -560,30 +581,47 @@ impl DecoderNetwork {
     ) -> tch::Result<Vec<(usize, Tensor)>> {
         let mut gradients = Vec::new();
         for (number, group) in groups.into_iter().enumerate().rev() {
-            let PartGroup { parts, input, output } = group;
-            let trained = self.parts[parts.clone()].iter().flat_map(|part| &part.trained);
-            let indices: Vec<usize> = trained.copied().collect();
+            let PartGroup { parts, input, output, is_halved } = group;
+            let parts_after_first = if is_halved { parts.start + 1..parts.end } else { 0..0 };
+            for part in parts_after_first.rev() {
+                let middle = tch::no_grad(|| self.run(parts.start..part, &input, pass))?;
+                let middle = middle.f_detach()?.f_set_requires_grad(true)?;
+                let output = self.run(part..part + 1, &middle, pass)?;
+                let span = (part..part + 1, Some(&middle));
+                upstream = self.span_backward(span, &output, &upstream, pass, &mut gradients)?;
+            }
+            let parts = if is_halved { parts.start..parts.start + 1 } else { parts };
             let output = match output {
                 Some(output) => output,
-                None => parts
-                    .into_iter()
-                    .try_fold(input.shallow_clone(), |x, part| self.part(part, &x, pass))?,
+                None => self.run(parts.clone(), &input, pass)?,
             };
-            // tch can start only at scalars; the gradient of this scalar is `upstream`.
-            let scalar = output.f_mul(&upstream)?.f_sum(Kind::Float)?;
-            let parameters = indices.iter().map(|index| &pass.state.parameters[*index]);
-            let input = (number > 0).then_some(&input);
-            let with_respect_to: Vec<&Tensor> = parameters.chain(input).collect();
-            let mut computed = Tensor::f_run_backward(&[&scalar], &with_respect_to, false, false)?;
-            if input.is_some()
-                && let Some(next) = computed.pop()
-            {
-                upstream = next;
-            }
-            let computed = indices.into_iter().zip(computed);
-            gradients.extend(computed.filter(|(_, gradient)| gradient.defined()));
+            let span = (parts, (number > 0).then_some(&input));
+            upstream = self.span_backward(span, &output, &upstream, pass, &mut gradients)?;
         }
         Ok(gradients)
+    }
+
+    /// Adds the gradients of the trained parameters of some parts, given that of their output. Returns that of their input;
+    /// `upstream` if there is none.
+    fn span_backward(
+        &self,
+        (parts, input): (Range<usize>, Option<&Tensor>),
+        output: &Tensor,
+        upstream: &Tensor,
+        pass: &Pass<'_>,
+        gradients: &mut Vec<(usize, Tensor)>,
+    ) -> tch::Result<Tensor> {
+        let indices: Vec<usize> =
+            self.parts[parts].iter().flat_map(|part| &part.trained).copied().collect();
+        // tch can start only at scalars; the gradient of this scalar is `upstream`.
+        let scalar = output.f_mul(upstream)?.f_sum(Kind::Float)?;
+        let parameters = indices.iter().map(|index| &pass.state.parameters[*index]);
+        let with_respect_to: Vec<&Tensor> = parameters.chain(input).collect();
+        let mut computed = Tensor::f_run_backward(&[&scalar], &with_respect_to, false, false)?;
+        let next = input.and_then(|_| computed.pop());
+        let computed = indices.into_iter().zip(computed);
+        gradients.extend(computed.filter(|(_, gradient)| gradient.defined()));
+        Ok(next.unwrap_or_else(|| upstream.shallow_clone()))
     }
 }
 
@@ -592,19 +630,53 @@ fn positions(inputs: &NetworkInputs) -> tch::Result<&Tensor> {
     inputs.extras.first().ok_or_else(|| tch::TchError::Torch("a batch without labels".to_owned()))
 }
 
-/// The parts of a network. All weights are trained, or an adapter.
-fn parts(description: &NetworkDescription, is_whole: bool, final_norm: usize) -> Vec<DecoderPart> {
-    let blocks = description.blocks.iter().map(|block| block.parameters.clone().collect());
-    let indices: Vec<Vec<usize>> = match is_whole {
-        true => blocks.chain([vec![final_norm]]).collect(),
-        false => [Vec::new()].into_iter().chain(blocks).chain([Vec::new()]).collect(),
-    };
+/// The parts of a network.
+fn parts(
+    model: &LanguageModel,
+    description: &NetworkDescription,
+    layers: &[LayerTensors],
+    final_norm: usize,
+) -> Vec<DecoderPart> {
+    // With an adapter, nothing else is a parameter.
+    let is_whole = model.adapter.is_none();
     let is_trained = |index: &usize| !description.parameters[*index].is_frozen();
-    let part = |all: Vec<usize>| DecoderPart {
+    let part = |kind, all: Vec<usize>, recomputation| DecoderPart {
+        kind,
         trained: all.into_iter().filter(is_trained).collect(),
-        is_recomputed: false,
+        recomputation,
     };
-    indices.into_iter().map(part).collect()
+    let whole = |index| if is_whole { vec![index] } else { Vec::new() };
+    let mut parts = vec![part(PartKind::Embedding, whole(0), Recomputation::None)];
+    for (layer, (tensors, recomputation)) in layers.iter().zip(&model.recomputed).enumerate() {
+        for is_attention in [true, false] {
+            let kind = match is_attention {
+                true => PartKind::Attention { layer },
+                false => PartKind::FeedForward { layer },
+            };
+            parts.push(part(kind, tensors.parameters(is_attention, is_whole), *recomputation));
+        }
+    }
+    parts.push(part(PartKind::FinalNorm, whole(final_norm), Recomputation::None));
+    parts
+}
+
+impl LayerTensors {
+    /// Parameters of the attention or of the feed-forward part: all weights, or those of the adapter.
+    fn parameters(&self, is_attention: bool, is_whole: bool) -> Vec<usize> {
+        let linears = LinearKind::ALL.iter().zip(&self.linears);
+        let linears = linears.filter(|(linear, _)| linear.is_attention() == is_attention);
+        if !is_whole {
+            return linears
+                .filter_map(|(_, tensors)| tensors.adapter)
+                .flat_map(|(a, b)| [a, b])
+                .collect();
+        }
+        let linears =
+            linears.flat_map(|(_, tensors)| [Some(tensors.weight), tensors.bias]).flatten();
+        let norms = self.norms.iter().skip(usize::from(!is_attention)).step_by(2);
+        let head_norms = self.head_norms.iter().flatten().filter(|_| is_attention);
+        linears.chain(norms.copied()).chain(head_norms.copied()).collect()
+    }
 }
 
 fn layer_tensors(

@@ -154,14 +154,64 @@ fn recomputed_layers_give_the_same_bits_with_dropout_too() {
             leaf_of(&mut learner, &texts(&[9, 14]))
         };
         let kept = results("train.recompute=[]");
-        for recompute in ["['layers.0']", "['layers.1']", "['layers.0', 'layers.1']", "['layers']"]
-        {
+        let all = ["['layers']", "['half_layers']", "['layers.0', 'half_layers']"];
+        let some = ["['layers.0']", "['layers.1']", "['layers.0', 'layers.1']"];
+        for recompute in all.into_iter().chain(some) {
             assert!(
                 results(&format!("train.recompute={recompute}")) == kept,
                 "{family} {recompute}"
             );
         }
     }
+}
+
+#[test]
+fn recomputed_layers_give_the_same_bits_without_an_adapter() {
+    for family in ["gemma2", "qwen3"] {
+        let results = |recompute: &str| {
+            let folder = tempfile::tempdir().unwrap();
+            write_model(folder.path(), &config_of(family), 3);
+            let recompute = format!("train.recompute={recompute}");
+            let spec = JobSpec { adapter: None, ..recipe_of(folder.path(), &[&recompute]) };
+            let mut learner = TorchLearner::new(&spec, &InputType::Tokens, Device::Cpu).unwrap();
+            leaf_of(&mut learner, &texts(&[9, 14]))
+        };
+        let kept = results("[]");
+        for recompute in ["['layers']", "['half_layers']", "['layers.0']"] {
+            assert!(results(recompute) == kept, "{family} {recompute}");
+        }
+    }
+}
+
+#[test]
+#[allow(unsafe_code, reason = "glibc has no other way to fix the threshold of a running process")]
+fn layers_recomputed_in_halves_need_the_least_memory() {
+    unsafe extern "C" {
+        fn mallopt(parameter: i32, value: i32) -> i32;
+    }
+    const M_MMAP_THRESHOLD: i32 = -3;
+    // Tensors go back to the kernel when they end, so that the highest use of memory is theirs.
+    // SAFETY: it changes where new blocks come from, not the blocks that exist.
+    assert_eq!(unsafe { mallopt(M_MMAP_THRESHOLD, 1 << 20) }, 1);
+    device::set_threads(1);
+    let folder = tempfile::tempdir().unwrap();
+    let mut config = config_of("llama");
+    // Bytes of a token: 16 KiB in each matrix inside the feed-forward part, 8 in attention, 1 between layers.
+    for (key, value) in [("intermediate_size", 4096), ("head_dim", 512), ("hidden_size", 256)] {
+        config[key] = value.into();
+    }
+    write_model(folder.path(), &config, 3);
+    // The highest use of memory only grows, so the least comes first.
+    let [halves, layers, kept] = ["['half_layers']", "['layers']", "[]"].map(|recompute| {
+        let recompute = format!("train.recompute={recompute}");
+        let mut learner = open(folder.path(), &[&recompute, "data.sequence=128"]).unwrap();
+        leaf_of(&mut learner, &texts(&[125; 16]));
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
+    });
+    // MiB. A matrix of attention has 16, and four are kept.
+    assert!(halves + 24 < layers && layers + 48 < kept, "{halves} {layers} {kept}");
 }
 
 #[test]
