@@ -15,7 +15,7 @@ import sysconfig
 
 # Tests, tools and packages of others.
 LEFT_OUT = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3", "turtledemo"}
-SHORTEST, LONGEST = 30, 199
+SHORTEST, LONGEST = 30, 149
 """Fewest, and by default most, characters of a function's body."""
 DOCSTRING = 300
 """Most characters of a docstring that an instruction shows."""

@@ -199,7 +199,7 @@ impl DecoderModel {
         for name in names {
             let of_all = match name.as_str() {
                 ALL_LAYERS => Some(Recomputation::Layer),
-                HALF_LAYERS => Some(Recomputation::Halves),
+                SUBLAYERS => Some(Recomputation::Sublayers),
                 _ => None,
             };
             if let Some(recomputation) = of_all {
@@ -211,7 +211,7 @@ impl DecoderModel {
                 let last = self.layers.len().saturating_sub(1);
                 return Err(format!(
                     "train.recompute: {name} is not a layer of this model: choose among layers.0 … layers.{last}, or \
-                     all with {ALL_LAYERS} or {HALF_LAYERS}"
+                     all with {ALL_LAYERS} or {SUBLAYERS}"
                 ));
             };
             recomputed[layer] = recomputed[layer].max(Recomputation::Layer);
@@ -323,14 +323,13 @@ pub fn labels_per_chunk(vocabulary: u64) -> u64 {
     ((64 << 20) / (4 * vocabulary.max(1))).clamp(16, 4096)
 }
 
-/// Number of capped scores that are computed at a time, unless one text has more: 32 MiB as f32. A text's scores are the same
-/// alone or with others, so this decides memory and speed.
-pub const SCORES_AT_ONCE: u64 = 1 << 23;
+/// Number of capped scores that are computed at a time, unless one head of a text has more: 16 MiB as f32.
+pub const SCORES_AT_ONCE: u64 = 1 << 22;
 
 /// The name in `train.recompute` that stands for all layers.
 pub const ALL_LAYERS: &str = "layers";
-/// The name in `train.recompute` that stands for the halves of all layers.
-pub const HALF_LAYERS: &str = "half_layers";
+/// The name in `train.recompute` that stands for the sublayers of all layers.
+pub const SUBLAYERS: &str = "sublayers";
 
 /// What of a layer is computed again for the gradient instead of kept.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -342,7 +341,7 @@ pub enum Recomputation {
     Layer,
     /// First the feed-forward part, then attention, so that the activations of one of them exist at a time. Attention is computed
     /// three times in all, as the input of the feed-forward part is not kept.
-    Halves,
+    Sublayers,
 }
 
 /// Prefix of the names of a layer's tensors.

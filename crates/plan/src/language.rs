@@ -6,9 +6,7 @@
 
 use baton_language::{
     AdapterLayout, DecoderModel, LinearKind,
-    decoder::{
-        ALL_LAYERS, BaseTensor, HALF_LAYERS, SCORES_AT_ONCE, labels_per_chunk, layer_prefix,
-    },
+    decoder::{ALL_LAYERS, BaseTensor, SCORES_AT_ONCE, SUBLAYERS, labels_per_chunk, layer_prefix},
     nf4::{BLOCK, BLOCKS_AT_ONCE},
 };
 use baton_recipe::{
@@ -53,8 +51,8 @@ struct DecoderCosts<'a> {
     dropout: bool,
     /// Whether attention is computed by matrix products and a softmax, in f32.
     is_strict: bool,
-    /// Whether layers are recomputed in halves.
-    is_halved: bool,
+    /// Whether the sublayers of a layer are recomputed apart.
+    by_sublayers: bool,
 }
 
 impl Network {
@@ -62,7 +60,7 @@ impl Network {
     #[must_use]
     pub fn of_language_model(spec: &JobSpec, plan: LanguagePlan<'_>, tokens: u64) -> Self {
         let base = spec.adapter.as_ref().map_or(BaseFormat::Fp32, |adapter| adapter.base);
-        let is_recomputed = |all: &str| spec.train.recompute.iter().any(|name| name == all);
+        let names = |all: &str| spec.train.recompute.iter().any(|name| name == all);
         let sizes = DecoderCosts {
             plan,
             tokens,
@@ -70,7 +68,7 @@ impl Network {
             is_nf4: base == BaseFormat::Nf4,
             dropout: plan.adapter.is_some_and(|adapter| adapter.dropout > 0.0),
             is_strict: spec.precision.determinism == Determinism::Strict,
-            is_halved: is_recomputed(HALF_LAYERS),
+            by_sublayers: names(SUBLAYERS),
         };
         let decoder = plan.decoder;
         let mut layers = vec![sizes.embedding()];
@@ -87,12 +85,12 @@ impl Network {
             parts.push(sizes.dense_layer());
         }
         parts.extend(sizes.scores());
-        let all = sizes.is_nf4 || sizes.is_halved || is_recomputed(ALL_LAYERS);
+        let all = sizes.is_nf4 || sizes.by_sublayers || names(ALL_LAYERS);
         let blocks = |is_chosen: bool, block: fn(usize) -> String| {
             let layers = if is_chosen { 0..decoder.layers.len() } else { 0..0 };
             layers.map(block).collect::<Vec<_>>()
         };
-        let recomputed_twice = blocks(sizes.is_halved, attention_block);
+        let recomputed_twice = blocks(sizes.by_sublayers, attention_block);
         let mut recomputed = blocks(all, block);
         recomputed.extend_from_slice(&recomputed_twice);
         Self { parts, recomputed, recomputed_twice, ..Self::of_operations(layers) }
@@ -103,7 +101,7 @@ fn block(layer: usize) -> String {
     format!("layers.{layer}")
 }
 
-/// The first half of a layer that is recomputed in halves; the second one has the name of the layer.
+/// The first sublayer, if they are recomputed apart; the second one has the name of the layer.
 fn attention_block(layer: usize) -> String {
     format!("layers.{layer}.self_attn")
 }
@@ -224,7 +222,7 @@ impl DecoderCosts<'_> {
         operations.push(linear(LinearKind::Output));
         operations.extend(norm(2));
         operations.push(sum("attention"));
-        if self.is_halved {
+        if self.by_sublayers {
             operations.iter_mut().for_each(|one| one.block = Some(attention_block(layer)));
         }
         operations.extend(dense(false));
@@ -274,27 +272,24 @@ impl DecoderCosts<'_> {
         // The gradient of a trained matrix needs the inputs. Queries, keys and values have the same ones, and so have gate
         // and up; but each adapter drops others.
         let shares = matches!(linear, LinearKind::Key | LinearKind::Value | LinearKind::Up);
-        let kept_inputs = match adapted {
-            Some(rank) if self.dropout => inputs + rank,
-            Some(rank) => rank + if shares { 0 } else { inputs },
-            None if self.trains_all() && !shares => inputs,
-            None => 0,
+        let (values, bytes) = match adapted {
+            // A byte says whether a value is dropped.
+            Some(rank) if self.dropout => (inputs + rank, inputs),
+            Some(rank) => (rank + if shares { 0 } else { inputs }, 0),
+            None if self.trains_all() && !shares => (inputs, 0),
+            None => (0, 0),
         };
-        operation.kept = Traffic::of(self.tokens * kept_inputs);
-        if adapted.is_some() && self.dropout {
-            // Which of them are dropped.
-            operation.kept.bytes += self.tokens * inputs;
-        }
+        operation.kept = Traffic { values: self.tokens * values, bytes: self.tokens * bytes };
         operation
     }
 
-    /// Makes the dense weights of half a layer, before the products: in the forward pass, and in the recomputation, whose
+    /// Makes the dense weights of a sublayer, before the products: in the forward pass, and in the recomputation, whose
     /// weights the backward pass uses.
     fn dense(&self, layer: usize, is_attention: bool) -> NetworkOperation {
-        let half = if is_attention { "self_attn" } else { "mlp" };
-        let name = format!("{}{half}.dense", layer_prefix(layer));
+        let sublayer = if is_attention { "self_attn" } else { "mlp" };
+        let name = format!("{}{sublayer}.dense", layer_prefix(layer));
         let mut dense = self.operation(name, Some(layer), OperationKind::Other, 0);
-        let weights: Vec<u64> = self.half_weights(is_attention).collect();
+        let weights: Vec<u64> = self.sublayer_weights(is_attention).collect();
         dense.forward.bytes_per_pass =
             weights.iter().sum::<u64>() * (NF4_DENSE_BYTES + F32_BYTES + self.value);
         dense.forward.launches = 8 * weights.len() as u64;
@@ -303,7 +298,7 @@ impl DecoderCosts<'_> {
     }
 
     /// Sizes of the linear weights of attention or of the feed-forward part.
-    fn half_weights(&self, is_attention: bool) -> impl Iterator<Item = u64> {
+    fn sublayer_weights(&self, is_attention: bool) -> impl Iterator<Item = u64> {
         let linears = LinearKind::ALL.into_iter();
         let linears = linears.filter(move |linear| linear.is_attention() == is_attention);
         linears.map(|linear| self.plan.decoder.linear_shape(linear).iter().product())
@@ -344,7 +339,6 @@ impl DecoderCosts<'_> {
             attention.forward.traffic.values += 8 * scores;
             attention.evaluation.traffic.values += 8 * scores;
             attention.backward.traffic.values += (8 + 10) * scores;
-            attention.backward.macs += macs;
         }
         attention
     }
@@ -395,15 +389,15 @@ impl DecoderCosts<'_> {
         }
     }
 
-    /// The dense weights of what is being computed: of a layer, or of half of it.
+    /// The dense weights of the layer or sublayer that is being computed.
     fn dense_layer(&self) -> MemoryPart {
-        let [attention, rest] = [true, false].map(|half| self.half_weights(half).sum::<u64>());
-        let (weights, of) = match self.is_halved {
-            true => (attention.max(rest), "half a layer"),
+        let [attention, rest] = [true, false].map(|one| self.sublayer_weights(one).sum::<u64>());
+        let (weights, of) = match self.by_sublayers {
+            true => (attention.max(rest), "one sublayer"),
             false => (attention + rest, "one layer"),
         };
         let at_once = (BLOCK * BLOCKS_AT_ONCE) as u64;
-        let largest = self.half_weights(true).chain(self.half_weights(false)).max();
+        let largest = self.sublayer_weights(true).chain(self.sublayer_weights(false)).max();
         let at_once = largest.unwrap_or_default().min(at_once);
         MemoryPart {
             name: "dense weights",
@@ -416,22 +410,17 @@ impl DecoderCosts<'_> {
         }
     }
 
-    /// The capped scores of the texts that are being computed.
+    /// The capped scores that are being computed.
     fn scores(&self) -> Option<MemoryPart> {
         self.plan.decoder.score_cap?;
-        let heads = self.plan.decoder.heads;
-        let of_text = heads * self.tokens * self.tokens;
-        let texts = (SCORES_AT_ONCE / of_text.max(1)).max(1);
+        let scores = (self.tokens * self.tokens).max(SCORES_AT_ONCE);
         // After tanh, after the softmax in f32, and in the working format; the gradients of the last two, and of what went
         // into the softmax in f32.
         let value = 3 * self.value + 3 * F32_BYTES;
         Some(MemoryPart {
             name: "scores",
-            bytes: texts * of_text * value,
-            how: format!(
-                "of {texts} at a time: {heads} heads x {0} x {0} tokens x {texts} x {value} B",
-                self.tokens
-            ),
+            bytes: scores * value,
+            how: format!("at most {scores} at a time x {value} B"),
         })
     }
 }

@@ -263,10 +263,10 @@ fn moments(optimizer: &OptimizerSpec) -> (u64, &'static str) {
 }
 
 fn recomputed(spec: &JobSpec, network: &Network) -> String {
+    if !network.recomputed_twice.is_empty() {
+        return ", every sublayer recomputed".to_owned();
+    }
     match spec.train.recompute.as_slice() {
-        _ if !network.recomputed_twice.is_empty() => {
-            ", every layer recomputed in halves".to_owned()
-        }
         _ if !network.recomputed.is_empty() => ", every layer recomputed".to_owned(),
         [] => String::new(),
         _ if spec.model.arch.is_program() => {

@@ -35,7 +35,7 @@ pub struct Network {
     pub parts: Vec<MemoryPart>,
     /// Blocks that are recomputed for the gradient even if `train.recompute` does not name them.
     pub recomputed: Vec<String>,
-    /// Those of them whose outputs are not kept either, so that they are computed again for the next block, too.
+    /// Blocks of `recomputed` whose outputs are not kept, so that they run a third time, for the next block.
     pub recomputed_twice: Vec<String>,
 }
 

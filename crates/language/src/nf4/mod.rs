@@ -17,8 +17,7 @@ pub use self::cache::Nf4Source;
 pub const BLOCK: usize = 64;
 /// Number of scales that share a scale.
 pub const SCALE_BLOCK: usize = 256;
-/// Number of blocks of a weight that are made dense at a time, a multiple of [`SCALE_BLOCK`]: 32 MiB as f32. It decides memory
-/// and speed.
+/// Number of blocks of a weight that are made dense at a time, a multiple of [`SCALE_BLOCK`]: 32 MiB as f32.
 pub const BLOCKS_AT_ONCE: usize = 1 << 17;
 
 /// The values of the codes: quantiles of a normal distribution, from the paper's reference code.

@@ -1,5 +1,6 @@
 //! Notes of a plan: problems and advice for the user.
 
+use baton_language::decoder::SUBLAYERS;
 use baton_recipe::{
     dry_run::{DryRun, EpochSegment},
     spec::{Adapter, Compute, DeviceChoice},
@@ -24,8 +25,17 @@ impl PlanRequest<'_> {
                 (Some(_), _) => {
                     ", or name modules in train.recompute, which this plan does not count"
                 }
-                (None, Some(_)) if spec.adapter.as_ref().is_some_and(Adapter::is_nf4) => "",
-                (None, Some(_)) => ", or name layers in train.recompute, or set adapter.base = nf4",
+                (None, Some(_)) => {
+                    let has_sublayers = spec.train.recompute.iter().any(|name| name == SUBLAYERS);
+                    match (has_sublayers, spec.adapter.as_ref().is_some_and(Adapter::is_nf4)) {
+                        (true, true) => "",
+                        (true, false) => ", or set adapter.base = nf4",
+                        (false, true) => ", or set train.recompute = [\"sublayers\"]",
+                        (false, false) => {
+                            ", or set train.recompute = [\"layers\"] or [\"sublayers\"], or adapter.base = nf4"
+                        }
+                    }
+                }
                 (None, None) => ", or name stages in train.recompute",
             };
             let fewer = match self.language {

@@ -42,7 +42,7 @@ pub struct Train {
     /// Blocks whose activations are recomputed for the gradient instead of kept (Chen et al. 2016): less memory, one
     /// more forward pass of these blocks; frozen blocks are not allowed. With `arch = "program"`: paths of modules, such as
     /// `features.3`; last bits of gradients may differ where an input or weight of such a module is also used outside of it.
-    /// With `arch = "causal_lm"`: `layers` for all layers, some such as `layers.3`, or `half_layers` for all layers, of which
+    /// With `arch = "causal_lm"`: `layers` for all layers, some such as `layers.3`, or `sublayers` for all layers, of which
     /// attention and the feed-forward part are recomputed apart: less memory still, one more forward pass of attention.
     #[serde(default)]
     pub recompute: Vec<String>,

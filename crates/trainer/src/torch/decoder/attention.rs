@@ -154,25 +154,30 @@ impl Attention {
             );
         };
         let hidden = visible([count, length], window, queries)?.f_logical_not()?;
-        let heads = queries.size().get(1).copied().unwrap_or(1);
-        let texts = SCORES_AT_ONCE as i64 / (heads * count * length).max(1);
-        self.capped([queries, keys, values], &hidden, cap, texts.max(1))
+        let heads = SCORES_AT_ONCE as i64 / (count * length).max(1);
+        self.capped([queries, keys, values], &hidden, cap, heads.max(1))
     }
 
-    /// With capped scores, of so many texts at a time.
+    /// With capped scores, of so many heads at a time; those of all texts count.
     fn capped(
         &self,
         inputs: [&Tensor; 3],
         hidden: &Tensor,
         cap: f64,
-        texts: i64,
+        heads: i64,
     ) -> tch::Result<Tensor> {
-        let [queries, keys, values] = inputs.map(|x| x.f_split(texts, 0));
-        let blocks = queries?.into_iter().zip(keys?).zip(values?);
-        let outputs = blocks.map(|((queries, keys), values)| {
+        let shape = inputs[0].size();
+        let [queries, keys, values] = inputs.map(|x| x.f_flatten(0, 1)?.f_split(heads, 0));
+        let some = queries?.into_iter().zip(keys?).zip(values?);
+        let outputs = some.map(|((queries, keys), values)| {
             capped_attention([&queries, &keys, &values], hidden, self.scale, cap)
         });
-        Tensor::f_cat(&outputs.collect::<tch::Result<Vec<_>>>()?, 0)
+        let mut outputs = outputs.collect::<tch::Result<Vec<_>>>()?;
+        let output = match outputs.len() {
+            1 => outputs.remove(0),
+            _ => Tensor::f_cat(&outputs, 0)?,
+        };
+        output.f_view(&*shape)
     }
 }
 
@@ -232,25 +237,25 @@ mod tests {
     }
 
     #[test]
-    fn capped_scores_of_some_texts_at_a_time_give_the_same_bits() {
+    fn capped_scores_of_some_heads_at_a_time_give_the_same_bits() {
         tch::manual_seed(6);
         let inputs: [Tensor; 3] =
             std::array::from_fn(|_| Tensor::randn([5, 2, 9, 8], (Kind::Float, Device::Cpu)));
         let attention = Attention { scale: 0.3, cap: Some(2.0), window: None, groups: 1 };
         let hidden = visible([9, 9], Some(4), &inputs[0]).unwrap().logical_not();
-        let in_blocks_of = |texts| {
+        let at_once = |heads| {
             with_gradients(&inputs, &|inputs| {
-                attention.capped(inputs, &hidden, 2.0, texts).unwrap()
+                attention.capped(inputs, &hidden, 2.0, heads).unwrap()
             })
         };
-        let all = in_blocks_of(5);
+        let all = at_once(10);
         // As autograd computes it, which keeps the scores.
         let kept = with_gradients(&inputs, &|[queries, keys, values]| {
             let scores = (queries.matmul(&keys.transpose(2, 3)) * 0.3 / 2.0).tanh() * 2.0;
             let scores = scores.masked_fill(&hidden, f64::NEG_INFINITY);
             scores.softmax(-1, Kind::Float).matmul(values)
         });
-        for some in [in_blocks_of(1), in_blocks_of(2), kept] {
+        for some in [at_once(1), at_once(3), kept] {
             assert_eq!(some, all);
         }
     }

@@ -7,9 +7,9 @@ use torch_sys::C_tensor;
 use super::super::error_text::ErrorText;
 
 /// `softmax(cap · tanh(scale · Q Kᵀ / cap)) V`, without the scores where `hidden`. For the gradient, the scores are computed
-/// again: they would take more memory than everything else in a layer.
+/// again, as their memory grows with the square of the length.
 ///
-/// Shapes: queries (B, H, N, D), keys and values (B, H, L, D), hidden (N, L).
+/// Shapes, for H heads: queries (H, N, D), keys and values (H, L, D), hidden (N, L).
 pub(super) fn capped_attention(
     [queries, keys, values]: [&Tensor; 3],
     hidden: &Tensor,

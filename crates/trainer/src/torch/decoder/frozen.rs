@@ -94,13 +94,13 @@ pub(super) struct Nf4Weight {
 
 impl Nf4Weight {
     fn dense(&self, kind: Kind, blocks_at_once: usize) -> tch::Result<Tensor> {
+        debug_assert!(blocks_at_once.is_multiple_of(SCALE_BLOCK));
         let at_once = blocks_at_once as i64;
         let dense = if self.blocks <= at_once {
             self.values(0, self.blocks)?.f_to_kind(kind)?
         } else {
-            let dense = self
-                .outer_scales
-                .f_new_empty([self.blocks, BLOCK as i64], (kind, self.outer_scales.device()))?;
+            let device = self.outer_scales.device();
+            let dense = Tensor::f_empty([self.blocks, BLOCK as i64], (kind, device))?;
             for first in (0..self.blocks).step_by(blocks_at_once) {
                 let count = at_once.min(self.blocks - first);
                 dense.f_narrow(0, first, count)?.f_copy_(&self.values(first, count)?)?;

@@ -402,8 +402,8 @@ struct PartGroup {
     input: Tensor,
     /// The end of their graph; `None` if they have to be recomputed.
     output: Option<Tensor>,
-    /// Whether they are recomputed one by one, each from the input of the group.
-    is_halved: bool,
+    /// Whether they are recomputed one after the other, each from the input of the group.
+    by_sublayers: bool,
 }
 
 impl TorchNetwork for DecoderNetwork {
@@ -560,7 +560,7 @@ impl DecoderNetwork {
                     parts: part..part,
                     input: x.shallow_clone(),
                     output: None,
-                    is_halved: recomputation == Recomputation::Halves,
+                    by_sublayers: recomputation == Recomputation::Sublayers,
                 });
             }
             x = if is_recomputed { tch::no_grad(|| run(&x)) } else { run(&x) }?;
@@ -581,47 +581,56 @@ impl DecoderNetwork {
     ) -> tch::Result<Vec<(usize, Tensor)>> {
         let mut gradients = Vec::new();
         for (number, group) in groups.into_iter().enumerate().rev() {
-            let PartGroup { parts, input, output, is_halved } = group;
-            let parts_after_first = if is_halved { parts.start + 1..parts.end } else { 0..0 };
-            for part in parts_after_first.rev() {
-                let middle = tch::no_grad(|| self.run(parts.start..part, &input, pass))?;
-                let middle = middle.f_detach()?.f_set_requires_grad(true)?;
-                let output = self.run(part..part + 1, &middle, pass)?;
-                let span = (part..part + 1, Some(&middle));
-                upstream = self.span_backward(span, &output, &upstream, pass, &mut gradients)?;
-            }
-            let parts = if is_halved { parts.start..parts.start + 1 } else { parts };
-            let output = match output {
-                Some(output) => output,
-                None => self.run(parts.clone(), &input, pass)?,
+            let PartGroup { parts, input, mut output, by_sublayers } = group;
+            let together: Vec<Range<usize>> = match by_sublayers {
+                true => parts.clone().map(|part| part..part + 1).collect(),
+                false => vec![parts.clone()],
             };
-            let span = (parts, (number > 0).then_some(&input));
-            upstream = self.span_backward(span, &output, &upstream, pass, &mut gradients)?;
+            for some in together.into_iter().rev() {
+                let is_first = some.start == parts.start;
+                let start = match is_first {
+                    true => input.shallow_clone(),
+                    false => tch::no_grad(|| self.run(parts.start..some.start, &input, pass))?
+                        .f_detach()?
+                        .f_set_requires_grad(true)?,
+                };
+                let end = match output.take() {
+                    Some(output) => output,
+                    None => self.run(some.clone(), &start, pass)?,
+                };
+                let start = (number > 0 || !is_first).then_some(&start);
+                let gradient =
+                    self.backward_of(some, start, &end, &upstream, pass, &mut gradients)?;
+                if let Some(gradient) = gradient {
+                    upstream = gradient;
+                }
+            }
         }
         Ok(gradients)
     }
 
-    /// Adds the gradients of the trained parameters of some parts, given that of their output. Returns that of their input;
-    /// `upstream` if there is none.
-    fn span_backward(
+    /// Adds the gradients of the trained parameters of some parts to `gradients`, given that of their output. Returns that of
+    /// their input, if it is wanted.
+    fn backward_of(
         &self,
-        (parts, input): (Range<usize>, Option<&Tensor>),
+        parts: Range<usize>,
+        input: Option<&Tensor>,
         output: &Tensor,
         upstream: &Tensor,
         pass: &Pass<'_>,
         gradients: &mut Vec<(usize, Tensor)>,
-    ) -> tch::Result<Tensor> {
-        let indices: Vec<usize> =
-            self.parts[parts].iter().flat_map(|part| &part.trained).copied().collect();
+    ) -> tch::Result<Option<Tensor>> {
+        let trained = self.parts[parts].iter().flat_map(|part| &part.trained);
+        let indices: Vec<usize> = trained.copied().collect();
         // tch can start only at scalars; the gradient of this scalar is `upstream`.
         let scalar = output.f_mul(upstream)?.f_sum(Kind::Float)?;
         let parameters = indices.iter().map(|index| &pass.state.parameters[*index]);
         let with_respect_to: Vec<&Tensor> = parameters.chain(input).collect();
         let mut computed = Tensor::f_run_backward(&[&scalar], &with_respect_to, false, false)?;
-        let next = input.and_then(|_| computed.pop());
+        let of_input = input.and_then(|_| computed.pop());
         let computed = indices.into_iter().zip(computed);
         gradients.extend(computed.filter(|(_, gradient)| gradient.defined()));
-        Ok(next.unwrap_or_else(|| upstream.shallow_clone()))
+        Ok(of_input)
     }
 }
 
