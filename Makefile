@@ -203,7 +203,7 @@ gpu-check: gpu-programs ## check CUDA, NCCL and libtorch on this machine's GPUs
 	scripts/gpu/check.sh target/gpu/baton-worker
 
 .PHONY: gpu-bench
-gpu-bench: gpu-programs ## compare a training step on this machine's GPU with PyTorch, eager and compiled; ARGS="--rounds 1" for a quick run
+gpu-bench: gpu-programs ## compare a training step on this machine's GPU with PyTorch; ARGS="--language" LoRA with PEFT, "--rounds 1" a quick run
 	scripts/gpu/bench.sh target/gpu/baton-worker $(ARGS)
 
 .PHONY: gpu-first-hour

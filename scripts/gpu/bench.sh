@@ -11,6 +11,8 @@
 #   --compute FORMAT  bf16, fp16 or fp32 (bf16)
 #   --data FILE       beton file for the run with real input (assets/digits/, its images enlarged)
 #   --decode-threads N  decode threads of that run (all cores but two)
+#   --language        LoRA and QLoRA instead, against PEFT; options of language.py may follow. Requires transformers,
+#                     tokenizers and peft, and the other programs beside the worker
 #   --device cpu      test the bench itself without a GPU, e.g. with --arch resnet18 --sides 64 --batch 4
 #
 # PYTHON names the interpreter that has PyTorch (default: python3). The output of each run is in gpu-bench/ next
@@ -31,6 +33,11 @@ case "${1:-}" in
 esac
 export PYTHONDONTWRITEBYTECODE=1
 race=("${PYTHON:-python3}" "$here/race.py" --worker "$worker" "$@")
+if [ "${1:-}" = --language ]; then
+    shift
+    programs=$(dirname "$worker")
+    race=("${PYTHON:-python3}" "$here/language.py" --programs "$programs" --work "$programs/gpu-bench/language" "$@")
+fi
 case " $* " in
 # With the libtorch of the worker's build.
 *" --device cpu "*) exec "${race[@]}" ;;
