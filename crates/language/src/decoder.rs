@@ -332,10 +332,9 @@ pub const ALL_LAYERS: &str = "layers";
 pub const SUBLAYERS: &str = "sublayers";
 
 /// What of a layer is computed again for the gradient instead of kept.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Recomputation {
     /// Nothing.
-    #[default]
     None,
     /// All at once, from the layer's input.
     Layer,

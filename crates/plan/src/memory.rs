@@ -311,7 +311,7 @@ fn activations(spec: &JobSpec, network: &Network) -> u64 {
         let output = layers.last().map_or(0, |layer| layer.outputs * bytes);
         if is_in(&spec.model.freeze) {
             // Only the input of the next block is kept.
-            before = output;
+            (before, input) = (output, 0);
             continue;
         }
         let mut kept = before.saturating_add(input);

@@ -482,8 +482,10 @@ impl TorchNetwork for DecoderNetwork {
         _finished: Option<&mut StageFinished<'_>>,
     ) -> Result<PassResult, Error> {
         let ropes = self.ropes(&inputs.lengths, None).during("rotary positions")?;
-        let dropout =
-            (self.dropout > 0.0).then(|| Dropout { share: self.dropout, seed: random.bits() });
+        let dropout = (self.dropout > 0.0)
+            .then(|| Dropout::new(self.dropout, random.bits(), self.kind))
+            .transpose()
+            .during("dropout")?;
         let (tokens, lengths) = (&inputs.main, inputs.lengths.as_slice());
         let padded = self.padded(lengths).during("pad texts")?;
         let pass = Pass { tokens, lengths, padded, ropes, state, dropout, cache: None };
